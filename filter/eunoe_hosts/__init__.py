@@ -1,0 +1,1 @@
+"""Who calls the engine: Open WebUI, and other hosts beside it."""

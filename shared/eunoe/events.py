@@ -146,8 +146,8 @@ BODIES: Mapping[EventKind, type[EventBody]] = {
 }
 
 
-class Event(BaseModel):
-    """One event as it goes over the wire: `POST /v1/events` takes `{"events": [Event, ...]}`."""
+class RunEvent(BaseModel):
+    """One event as it goes over the wire: `POST /v1/events` takes `{"events": [RunEvent, ...]}`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -160,19 +160,21 @@ class Event(BaseModel):
     model: str = Field("", max_length=300)
     chat_id: str | None = Field(None, max_length=200)
     message_id: str | None = Field(None, max_length=200)
-    user: str | None = Field(None, max_length=200, description="The host's user id, not a name or an address.")
+    user: str | None = Field(
+        None, max_length=200, description="The host's user id, not a name or an address."
+    )
     data: dict[str, Any] = Field(default_factory=dict, description="The body of this kind.")
 
 
 class EventBatch(BaseModel):
     """The body of `POST /v1/events`."""
 
-    events: list[Event] = Field(max_length=MAX_EVENTS_PER_BATCH)
+    events: list[RunEvent] = Field(max_length=MAX_EVENTS_PER_BATCH)
 
 
-def new_event(kind: EventKind, run_id: str, body: EventBody, **context: Any) -> Event:
+def new_event(kind: EventKind, run_id: str, body: EventBody, **context: Any) -> RunEvent:
     """Make an event of `kind` that happened now; `context` fills the envelope's optional fields."""
-    return Event(
+    return RunEvent(
         event_id=uuid.uuid4().hex,
         event=kind,
         run_id=run_id,

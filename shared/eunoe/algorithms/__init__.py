@@ -1,0 +1,7 @@
+"""Ways to choose what stays within a budget."""
+
+from .dependency import DependencyAwareAlgorithm
+from .greedy import GreedyByWeightAlgorithm
+from .recency import RecencyBiasedAlgorithm
+
+__all__ = ["DependencyAwareAlgorithm", "GreedyByWeightAlgorithm", "RecencyBiasedAlgorithm"]

@@ -1,0 +1,99 @@
+"""How many prompt tokens a request may have: the smallest of all bounds that hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .errors import BadSetting
+
+# A reply reserve that nobody asked for never takes more of a small window than this.
+DEFAULT_RESERVE_SHARE = 0.25
+# A reply asked for by name takes at most this much: the question needs room too.
+ASKED_RESERVE_SHARE = 0.75
+
+
+class BoundSource(StrEnum):
+    """Where a bound on prompt tokens comes from."""
+
+    NONE = "none"
+    MAX_TOKENS = "max_tokens"
+    WINDOW = "window"
+    USER = "user"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """A hard bound on prompt tokens; 0 is no bound."""
+
+    max_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0:
+            raise BadSetting("max_tokens", "it is negative", "Use 0 for no bound, or a number of tokens.")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTargetBudget:
+    """Aims for `target_tokens`; goes above by `overshoot` at most, and never above `max_tokens` (0: no cap)."""
+
+    target_tokens: int
+    overshoot: int = 150
+    max_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.target_tokens < 1:
+            raise BadSetting("target_tokens", "it is not positive", "Use a number of tokens from 1.")
+
+
+Budget = TokenBudget | TokenTargetBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The bound on prompt tokens that holds for a request; None is no bound."""
+
+    tokens: int | None
+    source: BoundSource
+    reply_reserve: int | None = None
+
+    def tightened(self, tokens: int | None, source: BoundSource) -> Bound:
+        """Give the smaller of this bound and another; 0 and None bound nothing."""
+        if not tokens or (self.tokens is not None and self.tokens <= tokens):
+            return self
+        return Bound(tokens, source, self.reply_reserve)
+
+
+def bound_of(
+    budget: Budget,
+    *,
+    context_window: int | None = None,
+    reply_tokens: int | None = None,
+    reply_reserve: int = 0,
+    user_max_tokens: int = 0,
+    target: int | None = None,
+) -> Bound:
+    """Find the bound that holds, in prompt tokens.
+
+    The reply's room comes off the window alone, since `max_tokens` bounds the prompt: a request that
+    asks for `reply_tokens` gets them, any other `reply_reserve`.
+    """
+    reserve = reserve_of(context_window, reply_tokens, reply_reserve)
+    bound = Bound(None, BoundSource.NONE, reserve)
+    bound = bound.tightened(budget.max_tokens, BoundSource.MAX_TOKENS)
+    if context_window and reserve is not None:
+        bound = bound.tightened(context_window - reserve, BoundSource.WINDOW)
+    bound = bound.tightened(user_max_tokens, BoundSource.USER)
+    if isinstance(budget, TokenTargetBudget):
+        bound = bound.tightened(budget.target_tokens + budget.overshoot, BoundSource.TARGET)
+    return bound.tightened(target, BoundSource.TARGET)
+
+
+def reserve_of(context_window: int | None, reply_tokens: int | None, reply_reserve: int) -> int | None:
+    """Say how many tokens of the window are left for the reply; None if the window is not known."""
+    if not context_window:
+        return None
+    if reply_tokens and reply_tokens > 0:
+        return min(reply_tokens, int(context_window * ASKED_RESERVE_SHARE))
+    return min(reply_reserve, int(context_window * DEFAULT_RESERVE_SHARE))

@@ -1,0 +1,169 @@
+"""Shortening what is too long to send whole: the beginning and the end stay, a note says what is missing.
+
+The notes are made of signs and numbers, so that they read alike in every language. JSON stays JSON,
+code fences and `<details>` blocks stay balanced, base64 is folded away.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from .conversation import RawMessage, part_text, text_of, with_text
+from .tokens import TokenCounter, compact_json
+
+LEAST_TOKENS = 24  # less than this says nothing: then it is better left out
+_HEAD_SHARE = 2 / 3  # the beginning says more than the end (errors and totals stand at the end)
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{240,}={0,2}")
+_REASONING = re.compile(r'<details\b[^>]*\btype="reasoning"[^>]*>.*?</details>\s*', re.DOTALL)
+_RESULT_ATTRIBUTE = re.compile(r'(<details\b[^>]*\bresult=")([^"]{400,})(")')
+_DETAILS = re.compile(r"<details\b.*?</details>\s*", re.DOTALL)
+_ATTRIBUTE_HEAD, _ATTRIBUTE_TAIL = 200, 100
+
+# Fields of an assistant's message that hold its thinking; old ones are the first to go.
+THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+# How many items and characters a JSON value may keep, from roomy to tight.
+_JSON_STEPS = ((60, 2000), (30, 800), (15, 400), (8, 200), (5, 120), (3, 80), (2, 40))
+
+
+def lean(raw: RawMessage) -> RawMessage:
+    """Take out of an old message what no later turn needs: thinking, base64, long results in tags.
+
+    Gives the same object if there is nothing of the kind.
+    """
+    slim = {k: v for k, v in raw.items() if not (k in THINKING_FIELDS and raw.get("role") == "assistant")}
+    text = text_of(slim.get("content"))
+    if "<details" in text or (len(text) > 240 and _BASE64.search(text)):
+        slim = with_text(slim, lambda part: fold_base64(_lean_details(part)))
+    if len(slim) == len(raw) and slim.get("content") == raw.get("content"):
+        return raw
+    return slim
+
+
+def shortened(raw: RawMessage, tokens: int, counter: TokenCounter) -> RawMessage | None:
+    """Shorten a message's text so that it has at most `tokens`; None if that can't be done sensibly."""
+    if counter.count_message(raw) <= tokens:
+        return raw
+    raw = lean(raw) if raw.get("role") != "user" else raw
+    texts = [text for part in _parts(raw) if (text := part_text(part))]
+    counts = [counter.count_text(text) for text in texts]
+    fixed = counter.count_message(raw) - sum(counts)
+    room = tokens - fixed
+    if not texts or room < LEAST_TOKENS:
+        return raw if room >= sum(counts) else None
+    share = min(1.0, room / max(1, sum(counts)))
+    new = with_text(raw, lambda text: shorten_text(text, int(counter.count_text(text) * share), counter))
+    return new if counter.count_message(new) <= tokens else None
+
+
+def shorten_text(text: str, tokens: int, counter: TokenCounter) -> str:
+    """Shorten a text to at most `tokens`, with a note where something is missing."""
+    total = counter.count_text(text)
+    if total <= tokens:
+        return text
+    folded = fold_base64(text)
+    if counter.count_text(folded) <= tokens:
+        return folded
+    if (short := _shorten_json(folded, tokens, counter)) is not None:
+        return short
+    plain = _DETAILS.sub("", folded)
+    plain = plain if counter.count_text(plain) >= tokens or plain.strip() else folded.replace("<details", "<")
+    if counter.count_text(plain) <= tokens:
+        return plain
+    return _head_and_tail(plain, total, tokens, counter)
+
+
+def fold_base64(text: str) -> str:
+    """Replace long runs of base64, which tell a model nothing, by their length."""
+    return _BASE64.sub(lambda run: f"[… base64, {len(run[0]):,} …]", text)
+
+
+def _parts(raw: RawMessage) -> list[Any]:
+    content = raw.get("content")
+    return content if isinstance(content, list) else [text_of(content)]
+
+
+def _lean_details(text: str) -> str:
+    text = _REASONING.sub("", text)
+    return _RESULT_ATTRIBUTE.sub(lambda m: m[1] + _shorten_attribute(m[2]) + m[3], text)
+
+
+def _shorten_attribute(value: str) -> str:
+    """Cut the middle out of an HTML attribute without cutting an entity such as `&quot;` in two."""
+    head = re.sub(r"&[^;\s]{0,9}$", "", value[:_ATTRIBUTE_HEAD])
+    tail = re.sub(r"^[^&;\s]{0,9};", "", value[-_ATTRIBUTE_TAIL:])
+    return f"{head} [… {len(value) - len(head) - len(tail):,} …] {tail}"
+
+
+def _shorten_json(text: str, tokens: int, counter: TokenCounter) -> str | None:
+    """Shorten JSON so that it stays JSON; None if the text is none or does not become short enough."""
+    if text.lstrip()[:1] not in {"[", "{"}:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    for items, characters in _JSON_STEPS:
+        short = compact_json(_pruned(value, items, characters, depth=12))
+        if counter.count_text(short) <= tokens:
+            return short
+    return None
+
+
+def _pruned(value: Any, items: int, characters: int, depth: int) -> Any:
+    def inner(item: Any) -> Any:
+        return _pruned(item, items, characters, depth - 1)
+
+    if depth == 0 or (isinstance(value, str) and len(value) > characters):
+        text = value if isinstance(value, str) else compact_json(value)
+        if len(text) <= characters:
+            return text
+        return f"{text[: characters * 2 // 3]} [… {len(text) - characters:,} …] {text[-(characters // 3) :]}"
+    if isinstance(value, list):
+        if len(value) <= items + 1:
+            return [inner(item) for item in value]
+        head = items - items // 3
+        tail = items // 3
+        middle = f"[… {len(value) - items:,} …]"
+        return [*map(inner, value[:head]), middle, *map(inner, value[len(value) - tail :])]
+    if isinstance(value, dict):
+        pairs = list(value.items())
+        kept = {key: inner(item) for key, item in pairs[: items * 2]}
+        return kept if len(pairs) <= items * 2 else {**kept, "…": len(pairs) - items * 2}
+    return value
+
+
+def _head_and_tail(text: str, total: int, tokens: int, counter: TokenCounter) -> str:
+    """Cut the middle out so that the rest has at most `tokens`; `total` is the count of the whole."""
+    share = tokens / max(1, total)
+    for _ in range(12):
+        short = _cut(text, int(len(text) * share), total, counter)
+        count = counter.count_text(short)
+        if count <= tokens:
+            return short
+        share *= min(0.9, tokens / count)
+    return _cut(text, 0, total, counter)
+
+
+def _cut(text: str, length: int, total: int, counter: TokenCounter) -> str:
+    head = _whole_lines(text[: int(length * _HEAD_SHARE)], from_start=True)
+    tail = _whole_lines(
+        text[len(text) - (length - int(length * _HEAD_SHARE)) :] if length else "", from_start=False
+    )
+    missing = max(1, total - counter.count_text(head) - counter.count_text(tail))
+    head = f"{head}\n```" if head.count("```") % 2 else head
+    tail = f"```\n{tail}" if tail.count("```") % 2 else tail
+    return f"{head}\n[… {missing:,} tokens …]\n{tail}".strip()
+
+
+def _whole_lines(text: str, *, from_start: bool) -> str:
+    """Cut a piece back to whole lines, or whole words, where that costs little."""
+    for mark in ("\n", " "):
+        at = text.rfind(mark) if from_start else text.find(mark)
+        rest = text[:at] if from_start else text[at + 1 :]
+        if at >= 0 and len(rest) >= 0.8 * len(text):
+            return rest
+    return text

@@ -1,0 +1,47 @@
+"""
+EunoeError
+├── BadSetting   a setting's value can't be used
+├── BadMessages  the input is not a list of message objects
+├── PlanBroken   a plan breaks one of its own rules; a fault of ours
+└── SinkRefused  the observer refused events and will go on refusing them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EunoeError(Exception):
+    """The root of all errors this package raises. Their texts never hold message text."""
+
+
+class BadSetting(EunoeError):
+    """A setting's value can't be used."""
+
+    def __init__(self, field: str, problem: str, fix: str) -> None:
+        super().__init__(f"{field}: {problem}. {fix}")
+        self.field, self.problem, self.fix = field, problem, fix
+
+
+class BadMessages(EunoeError):
+    """The input is not a list of message objects."""
+
+    def __init__(self, position: int, found: str) -> None:
+        super().__init__(f"messages[{position}] is {found}, not an object with a role")
+        self.position, self.found = position, found
+
+
+class PlanBroken(EunoeError):
+    """A plan breaks one of its own rules; a fault of ours."""
+
+    def __init__(self, violations: Sequence[str]) -> None:
+        super().__init__("; ".join(violations))
+        self.violations = tuple(violations)
+
+
+class SinkRefused(EunoeError):
+    """The observer refused events and will go on refusing them."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the observer answered {status}")
+        self.status = status

@@ -1,0 +1,109 @@
+"""An estimate of how many tokens a text has, for when no tokenizer is at hand.
+
+The weights were fitted to o200k_base on chats, program text, JSON, numbers and messages in twenty-five
+languages. On English chats, code and JSON the mean is 8 to 14 % above the tokenizer's count, rather
+above than below since too low a count breaks a bound; single texts in other languages stray from 0.7
+to 1.5 times.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+def _ascii_classes() -> bytes:
+    """Map each byte to its class: a lower case, A upper case, 0 digit, n line break, . sign, or a space."""
+    table = bytearray(b" " * 256)
+    for code in range(33, 127):
+        char = chr(code)
+        if char.islower():
+            table[code] = ord("a")
+        elif char.isupper():
+            table[code] = ord("A")
+        else:
+            table[code] = ord("0") if char.isdigit() else ord(".")
+    table[10] = table[13] = ord("n")
+    table[128:] = b"a" * 128  # letters with accents, in Latin-1
+    return bytes(table)
+
+
+_CLASSES = _ascii_classes()
+_WORD_STARTS = tuple(before + letter for before in (b" ", b".", b"n", b"0") for letter in (b"a", b"A"))
+_LONG_WORD = re.compile(r"[A-Za-z]{9,}")
+_LOWER_WORD = re.compile(r"[a-z]+")
+_DIGITS = re.compile(r"[0-9]{1,3}")
+_ACCENTED = re.compile(r"[\u0080-\u024f\u1e00-\u1eff]")
+
+# Tokens a character, and tokens more for each run of the script.
+_SCRIPTS = (
+    (re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+"), 0.80, 0.0),  # Han
+    (re.compile(r"[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]+"), 0.74, 0.0),  # kana
+    (re.compile(r"[\uac00-\ud7af]+"), 0.68, 0.2),  # Hangul
+    (re.compile(r"[\u0400-\u052f]+"), 0.32, 0.2),  # Cyrillic
+    (re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]+"), 0.43, 0.2),  # Greek
+    (re.compile(r"[\u0590-\u07ff\ufb1d-\ufefc]+"), 0.37, 0.2),  # Hebrew, Arabic
+    (re.compile(r"[\u0900-\u0dff]+"), 0.42, 0.0),  # scripts of India
+    (re.compile(r"[\u0e00-\u0fff\u1780-\u17ff]+"), 0.48, 0.0),  # Thai, Lao, Tibetan, Khmer
+    (re.compile(r"[\u0530-\u058f\u10a0-\u10ff]+"), 0.45, 0.0),  # Armenian, Georgian
+    (re.compile(r"[\u1e00-\u1eff\u0080-\u024f]+"), 0.0, 0.0),  # Latin: counted with its words below
+    (re.compile(r"[^\x00-\x7f]+"), 1.5, 0.0),  # signs, emoji, everything rarer
+)
+
+# In other languages with Latin letters words break into more pieces; these words tell English apart.
+_ENGLISH = frozenset(
+    "the of to and a in is that it for was on are as with be this have from or had by not but what all were we "
+    "when your can there use an each which do how their if will up other about out many then them these so some "
+    "her would make like him into time has look two more go see no way could people my than been who its now did "
+    "get come made may i you he she at me just they our".split()
+)
+_ENGLISH_SHARE = 0.12
+_TOKENS_A_LETTER = 0.32
+
+
+def estimated_tokens(text: str) -> int:
+    """Estimate the number of tokens of `text`; in time linear in its length."""
+    if text.isascii():
+        return round(_latin_tokens(text) + 0.49)
+    total, rest = 0.0, text
+    for script, per_char, per_run in _SCRIPTS:
+        if per_char:
+            runs = script.findall(rest)
+            if runs:
+                total += per_char * sum(map(len, runs)) + per_run * len(runs)
+                rest = script.sub(" ", rest) if per_char < 1.5 else _without_rare(rest)
+    accents = len(_ACCENTED.findall(rest))
+    return round(total + 0.45 * accents + _latin_tokens(_ACCENTED.sub("e", rest)) + 0.49)
+
+
+def _without_rare(text: str) -> str:
+    return text.encode("latin-1", "ignore").decode("latin-1")
+
+
+def _latin_tokens(text: str) -> float:
+    classes = b" " + text.encode("latin-1", "replace").translate(_CLASSES)
+    count = classes.count
+    letters, signs = count(b"a") + count(b"A"), count(b".")
+    starts = sum(map(count, _WORD_STARTS))
+    long_words = _LONG_WORD.findall(text)
+    words = 1.02 * starts + 0.27 * (sum(map(len, long_words)) - 8 * len(long_words))
+    if starts >= 12 and signs < 0.12 * letters and _english_share(text) < _ENGLISH_SHARE:
+        words = max(words, _TOKENS_A_LETTER * letters)
+    mixed = count(b"aA") + 0.33 * count(b"AA") + 0.2 * (count(b"a0") + count(b"0a"))
+    digits = len(_DIGITS.findall(text)) if b"0" in classes else 0
+    sign_pairs = count(b"..")
+    breaks = count(b"n") - count(b"nn")
+    indents = count(b"  ") - count(b"   ")
+    return (
+        words
+        + mixed
+        + digits
+        + 0.93 * (signs - sign_pairs)
+        + 0.35 * sign_pairs
+        + 0.8 * breaks
+        + 0.6 * indents
+    )
+
+
+def _english_share(text: str) -> float:
+    words = _LOWER_WORD.findall(text[:600].lower())
+    return sum(map(_ENGLISH.__contains__, words)) / max(1, len(words))

@@ -1,0 +1,117 @@
+"""A model call to be planned: what the host knows of it, and what is known once it is read and counted."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .bonds import Repair, repair
+from .budget import Bound, Budget, bound_of
+from .conversation import Conversation, Message
+from .flags import Directives, apply_marks, read_flags
+from .tokens import TokenCounter, message_tokens
+
+REQUEST_OVERHEAD = 3  # what primes the reply in OpenAI's chat format
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a host knows of a model call besides its messages.
+
+    `unseen_tokens` is text the host adds after us; `question` is the user's own words where the newest
+    user message holds more than them; `directives` are flags that were taken out earlier.
+    """
+
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    call: int = 1
+    model: str = ""
+    host: str = ""
+    chat_id: str | None = None
+    message_id: str | None = None
+    user: str | None = None
+    tools: Sequence[Any] = ()
+    unseen_tokens: int = 0
+    reply_tokens: int | None = None
+    context_window: int | None = None
+    reply_reserve: int = 0
+    user_max_tokens: int = 0
+    question: str | None = None
+    directives: Directives = field(default_factory=Directives)
+
+    def envelope(self) -> dict[str, Any]:
+        """Give what every event of this run carries."""
+        return {
+            "host": self.host,
+            "model": self.model[:300],
+            "chat_id": self.chat_id or None,
+            "message_id": self.message_id or None,
+            "user": self.user or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request made ready: flags read, faults repaired, tokens counted, the bound known."""
+
+    request: Request
+    conversation: Conversation  # all messages, flags taken out
+    kept: tuple[Message, ...]  # those a provider would accept, counted
+    repairs: tuple[Repair, ...]
+    directives: Directives
+    bound: Bound
+    overhead: int
+    tools_tokens: int
+    counter: TokenCounter
+    full_refused: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Add up the prompt after repairs."""
+        return self.overhead + sum(message.token_count for message in self.kept)
+
+    @property
+    def must_choose(self) -> bool:
+        """Say whether anything has to go."""
+        over = self.bound.tokens is not None and self.tokens > self.bound.tokens
+        return over or "context" in self.directives.turn
+
+
+def prepare(conversation: Conversation, request: Request, budget: Budget, counter: TokenCounter) -> Job:
+    """Make a request ready."""
+    cleaned, found = read_flags(conversation)
+    directives = request.directives.merged(found)
+    if full := bool(directives.turn.get("full")):
+        rest = {n: v for n, v in directives.turn.items() if n not in {"target", "context"}}
+        directives = replace(directives, turn=rest)
+    marked = apply_marks(cleaned, directives.marks)
+    counted = tuple(replace(m, token_count=message_tokens(counter, m.digest, m.raw)) for m in marked.messages)
+    kept, repairs = repair(counted)
+    changed = {r.message.id for r in repairs}
+    kept = tuple(
+        replace(m, token_count=message_tokens(counter, m.digest, m.raw)) if m.id in changed else m
+        for m in kept
+    )
+    tools_tokens = counter.count_tools(request.tools)
+    bound = bound_of(
+        budget,
+        context_window=request.context_window,
+        reply_tokens=request.reply_tokens,
+        reply_reserve=request.reply_reserve,
+        user_max_tokens=0 if full else request.user_max_tokens,
+        target=directives.turn.get("target"),
+    )
+    overhead = REQUEST_OVERHEAD + tools_tokens + request.unseen_tokens
+    return Job(
+        request,
+        Conversation(counted),
+        kept,
+        repairs,
+        directives,
+        bound,
+        overhead,
+        tools_tokens,
+        counter,
+        full,
+    )

@@ -1,0 +1,217 @@
+"""What will be sent, and what became of each message: the plan and the rules it must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .bonds import repair, turns_of
+from .budget import Bound
+from .conversation import Conversation, Message, RawMessage
+from .errors import PlanBroken
+from .flags import Directives
+
+
+class Fate(StrEnum):
+    """What became of a message."""
+
+    KEPT = "kept"
+    COMPRESSED = "compressed"  # still there, shortened, with a note saying so
+    SUMMARIZED = "summarized"  # its content lives on in a summary
+    RECALLED = "recalled"  # dropped, but quoted for this question
+    DROPPED = "dropped"
+
+
+class Reason(StrEnum):
+    """Why a message has its fate; a code to group by."""
+
+    ALL_FIT = "all_fit"
+    INSTRUCTION = "instruction"
+    QUESTION = "question"
+    UNFINISHED = "unfinished"
+    PIN = "pin"
+    TAG = "tag"
+    OPENING_TASK = "opening_task"
+    NEWEST_STEP = "newest_step"
+    TOOL_LOOP = "tool_loop"
+    LAST_TURN = "last_turn"
+    RECENT = "recent"
+    WEIGHT = "weight"
+    PAIR = "pair"
+    OLD_THINKING = "old_thinking"
+    LOW_WEIGHT = "low_weight"
+    NO_ROOM = "no_room"
+    STEPS = "steps"
+    OLDER_STEP = "older_step"
+    CONTEXT_FLAG = "context_flag"
+    DUPLICATE = "duplicate"
+    ORPHAN_RESULT = "orphan_result"
+    UNANSWERED_CALL = "unanswered_call"
+    EMPTY_MESSAGE = "empty_message"
+
+
+SENTENCES: Mapping[Reason, str] = {
+    Reason.ALL_FIT: "Everything fits.",
+    Reason.INSTRUCTION: "System and developer messages are always sent.",
+    Reason.QUESTION: "The newest question.",
+    Reason.UNFINISHED: "The reply that is being continued.",
+    Reason.PIN: "Pinned with !pin.",
+    Reason.TAG: "Asked for with !keep_tag.",
+    Reason.OPENING_TASK: "The task the chat began with.",
+    Reason.NEWEST_STEP: "The newest tool call with its results.",
+    Reason.TOOL_LOOP: "A tool call of the present turn.",
+    Reason.LAST_TURN: "The turn before the question.",
+    Reason.RECENT: "Asked for with !recent.",
+    Reason.WEIGHT: "Its weight earned it a place.",
+    Reason.PAIR: "Belongs to a message that is kept.",
+    Reason.OLD_THINKING: "Kept without old reasoning and raw data.",
+    Reason.LOW_WEIGHT: "Other turns weigh more, and the limit is reached.",
+    Reason.NO_ROOM: "Too large for the room that was left.",
+    Reason.STEPS: "Tool steps of an earlier turn; its question and answer are kept.",
+    Reason.OLDER_STEP: "An older tool step of the present turn.",
+    Reason.CONTEXT_FLAG: "Older than the turns asked for with !context.",
+    Reason.DUPLICATE: "The same instruction stands before it.",
+    Reason.ORPHAN_RESULT: "A tool result without its call, which providers refuse.",
+    Reason.UNANSWERED_CALL: "A tool call without its result, which providers refuse.",
+    Reason.EMPTY_MESSAGE: "An empty reply, which providers refuse.",
+}
+
+# What is sent even where the bound is lower. All else yields to the bound.
+UNYIELDING = frozenset({Reason.INSTRUCTION, Reason.QUESTION, Reason.UNFINISHED})
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of one message, and why.
+
+    `weight` is the product of `parts`. `sent` is what the model sees, None if it was dropped.
+    """
+
+    message: Message
+    fate: Fate
+    reason: Reason
+    tokens_before: int
+    tokens_after: int
+    sent: RawMessage | None
+    weight: float = 1.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one model call is sent, and why.
+
+    Token figures are of the whole prompt: `overhead_tokens` (tool definitions, text the host adds, the
+    frame of the request) and all messages. `conversation` is the input after flags were taken out.
+    """
+
+    conversation: Conversation
+    decisions: tuple[Decision, ...]
+    bound: Bound
+    overhead_tokens: int
+    tools_tokens: int
+    counter: str
+    algorithm: str
+    weighting: str
+    directives: Directives = field(default_factory=Directives)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def messages(self) -> list[RawMessage]:
+        """Give the messages to send, in order."""
+        return [decision.sent for decision in self.decisions if decision.sent is not None]
+
+    @property
+    def tokens_before(self) -> int:
+        """Add up the prompt as it came."""
+        return self.overhead_tokens + sum(decision.tokens_before for decision in self.decisions)
+
+    @property
+    def tokens_after(self) -> int:
+        """Add up the prompt as it is sent."""
+        return self.overhead_tokens + sum(decision.tokens_after for decision in self.decisions)
+
+    @property
+    def instruction_tokens(self) -> int:
+        """Add up what is sent of system and developer messages."""
+        return sum(d.tokens_after for d in self.decisions if d.message.is_instruction)
+
+    @property
+    def over_limit(self) -> bool:
+        """Say whether what must be sent is over the bound."""
+        return self.bound.tokens is not None and self.tokens_after > self.bound.tokens
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Say whether anything is sent otherwise than it came."""
+        return any(decision.fate is not Fate.KEPT for decision in self.decisions)
+
+    def count(self, fate: Fate) -> int:
+        """Count the messages with a fate."""
+        return sum(decision.fate is fate for decision in self.decisions)
+
+    def verify(self) -> Plan:
+        """Give the plan itself if it keeps all its rules.
+
+        Raises:
+            PlanBroken: it breaks at least one; a fault of ours.
+        """
+        if violations := [*_accounting(self), *_keeping(self), *_validity(self), *_bonds(self)]:
+            raise PlanBroken(violations)
+        return self
+
+
+def _accounting(plan: Plan) -> list[str]:
+    broken = []
+    if [d.message.position for d in plan.decisions] != [m.position for m in plan.conversation.messages]:
+        broken.append("not every message has exactly one decision, in order")
+    for decision in plan.decisions:
+        if (decision.fate is Fate.DROPPED) != (decision.sent is None) or (
+            decision.sent is None and decision.tokens_after
+        ):
+            broken.append(f"message {decision.message.position}: fate, tokens and what is sent disagree")
+        if decision.fate is Fate.KEPT and decision.sent is not decision.message.raw:
+            broken.append(f"message {decision.message.position} is kept but changed")
+    return broken
+
+
+def _keeping(plan: Plan) -> list[str]:
+    broken = []
+    question = plan.conversation.question
+    for decision in plan.decisions:
+        message, dropped = decision.message, decision.fate is not Fate.KEPT
+        if dropped and message.is_instruction and decision.reason is not Reason.DUPLICATE:
+            broken.append(f"instruction {message.position} is not kept")
+        if dropped and question is not None and message.id == question.id:
+            broken.append(f"the question, message {message.position}, is not kept")
+        if plan.over_limit and decision.sent is not None and decision.reason not in UNYIELDING:
+            broken.append(f"over the bound with message {message.position} ({decision.reason})")
+    return broken
+
+
+def _validity(plan: Plan) -> list[str]:
+    sent = [m for m in Conversation.from_openai_messages(plan.messages).messages if not m.is_instruction]
+    given = [m for m in plan.conversation.messages if not m.is_instruction]
+    _, faults = repair(sent)
+    broken = [f"a provider would refuse what is sent: {fault.reason}" for fault in faults]
+    if sent and given and given[0].role == "user" and sent[0].role != "user":
+        broken.append("the first message is not the user's")
+    return broken
+
+
+def _bonds(plan: Plan) -> list[str]:
+    """Check that no question of an earlier turn stands without its answer, nor an answer without its question."""
+    sent = {d.message.id for d in plan.decisions if d.sent is not None}
+    whole, _ = repair(plan.conversation.messages)
+    broken = []
+    for turn in turns_of(whole)[:-1]:
+        opener, answer = turn.opener, turn.answer
+        if opener and answer and (opener.id in sent) != (answer.id in sent):
+            broken.append(f"the turn of message {opener.position} is torn")
+    return broken
+
+
+def decisions_by_position(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+    """Sort decisions as their messages came."""
+    return tuple(sorted(decisions, key=lambda decision: decision.message.position))

@@ -1,0 +1,155 @@
+"""Every setting, declared once: valves in Open WebUI, environment variables elsewhere, and the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import BadSetting
+
+ENVIRONMENT_PREFIX = "EUNOE_"
+_MASKED: dict[str, Any] = {"input": {"type": "password"}}
+
+
+class Settings(BaseModel):
+    """All settings with their defaults."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    priority: int = Field(
+        100,
+        title="Order among filters",
+        description="Filters run from the lowest number to the highest. Keep this one last, so that it "
+        "counts what the others add.",
+    )
+    max_tokens: int = Field(
+        16_000,
+        ge=0,
+        title="Largest prompt, in tokens",
+        description="No model call gets more than this: instructions, tools, memory, documents and messages "
+        "together. `0` sets no bound of its own; the model's window still bounds. Open WebUI's built-in "
+        "tools alone take about 5,200 tokens.",
+    )
+    context_window: int = Field(
+        0,
+        ge=0,
+        title="The model's context window, in tokens",
+        description="`0` takes the window from Open WebUI's model list, where the provider tells it. Set it "
+        "for local models whose list does not say.",
+    )
+    reply_reserve: int = Field(
+        2_048,
+        ge=0,
+        title="Room for the reply, in tokens",
+        description="This much of the window stays free for the answer, at most a quarter of it. A chat that "
+        "sets its own maximum for the reply gets that instead. It matters only where the window is known.",
+    )
+    algorithm: Literal["recency_biased", "greedy_by_weight", "dependency_aware"] = Field(
+        "recency_biased",
+        title="How messages are chosen",
+        description="When a chat is over the limit: `recency_biased` prefers what fits the question and is "
+        "recent, `greedy_by_weight` looks at the question alone, `dependency_aware` is the first with all that "
+        "a chosen message belongs to.",
+    )
+    recency_factor: float = Field(
+        1.5,
+        ge=0,
+        le=100,
+        title="How much newer messages count",
+        description="The newest message's weight is multiplied by 1 + this number, the oldest's by 1.",
+    )
+    weighting: Literal["smart", "keyword", "static"] = Field(
+        "smart",
+        title="How messages are weighed",
+        description="`smart` compares words with the question, lends a question's weight to its answer and "
+        "lowers tool messages; `keyword` only compares words; `static` weighs all alike.",
+    )
+    tool_penalty: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        title="Weight of tool messages",
+        description="Tool calls and their results have their weight multiplied by this. `1` treats them like "
+        "any other message.",
+    )
+    pair_coherence: float = Field(
+        0.8,
+        ge=0,
+        le=1,
+        title="Weight an answer takes over from its question",
+        description="An answer weighs at least this share of what its question weighs.",
+    )
+    nosum_by_default: bool = Field(
+        False,
+        title="Make no summaries",
+        description="What does not fit is left out, never summarized. People can write `!nosum` for one turn.",
+    )
+    show_status: bool = Field(
+        True,
+        title="Show a line above each answer",
+        description="How many messages and tokens were sent, how much came from the provider's cache, and "
+        "what went wrong. People can switch it off for themselves.",
+    )
+    observer_url: str = Field(
+        "",
+        title="Observer address",
+        description="Where runs are sent to be looked at, such as `http://localhost:7456`. Empty: nothing is "
+        "sent anywhere.",
+    )
+    observer_token: str = Field(
+        "",
+        title="Observer token",
+        description="The token the observer was started with. Empty if it was started without one.",
+        json_schema_extra=_MASKED,
+    )
+    observer_public_url: str = Field(
+        "",
+        title="Observer address for browsers",
+        description="Where administrators' browsers reach the observer. Set it to have each answer's status "
+        "line link to its run; only administrators see the link. Empty: no link.",
+    )
+    observer_content: Literal["preview", "full", "none"] = Field(
+        "preview",
+        title="How much text the observer gets",
+        description="`preview` sends the first 200 characters of each message, `full` the whole text, `none` "
+        "no text at all.",
+    )
+    observer_log_level: Literal["DEBUG", "INFO", "WARNING"] = Field(
+        "DEBUG",
+        title="What the observer gets",
+        description="`DEBUG`: every run with each message's fate. `INFO`: every run, numbers only. "
+        "`WARNING`: only failures.",
+    )
+    store_path: str = Field(
+        "",
+        title="Where Eunoe keeps its own data",
+        description="A file path on the server; empty is a folder of its own in Open WebUI's data folder. This "
+        "version keeps nothing on disk; search in dropped turns will.",
+    )
+
+
+def environment_name(field: str) -> str:
+    """Name the environment variable of a setting."""
+    return ENVIRONMENT_PREFIX + field.upper()
+
+
+def settings_from(environment: Mapping[str, str]) -> Settings:
+    """Read settings from environment variables; what is not there has its default.
+
+    Raises:
+        BadSetting: a value can't be used; names the variable.
+    """
+    names = {environment_name(field): field for field in Settings.model_fields}
+    given = {names[name]: value for name, value in environment.items() if name in names}
+    try:
+        return Settings.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        raise BadSetting(
+            environment_name(field),
+            first["msg"].rstrip("."),
+            f"The default is {Settings.model_fields[field].default}.",
+        ) from None

@@ -1,0 +1,77 @@
+"""Words to terms: what of a text is compared with a question."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .memo import Memo
+
+# A long log says what it is about at its ends; reading all of it would cost more than it tells.
+_READ_FROM_START, _READ_FROM_END = 16_000, 8_000
+
+_TOKEN = re.compile(
+    r"[a-z0-9\u00c0-\u024f\u0370-\u1fff]+|[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
+)
+_WITHOUT_SPACES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]")
+
+_STOP = frozenset(
+    "a about after again all also am an and any are as at be because been before being both but by can could did do "
+    "does doing down during each few for from further had has have having he her here hers him his how i if in into "
+    "is it its itself just let like ll me more most my no nor not now of off on once only or other our out over own "
+    "please re same she should so some such than that the their them then there these they this those through to too "
+    "under until up ve very was we were what when where which while who whom why will with would you your yours "
+    "der die das und ist ein eine nicht mit von zu den im für auf le la les des et est un une que dans pour el los "
+    "las y es en por con para".split()
+)
+
+_STEM_ENDINGS = ("ingly", "edly", "ation", "ities", "ness", "ment", "ings", "ing", "ies", "ied", "ers", "est")
+_SHORT_ENDINGS = ("ed", "es", "er", "ly", "al", "s", "e", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How often each term occurs in a text, and how many terms it has."""
+
+    counts: Mapping[str, int]
+    length: int
+
+
+_KNOWN: Memo[Terms] = Memo(20_000)
+
+
+def terms_of(digest: str, text: str) -> Terms:
+    """Give the terms of a text, once for each digest."""
+    return _KNOWN.get(digest, lambda: read_terms(text))
+
+
+def read_terms(text: str) -> Terms:
+    """Cut a text into stemmed terms without stop words; scripts without spaces give pairs of characters."""
+    if len(text) > _READ_FROM_START + _READ_FROM_END:
+        text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
+    counts: Counter[str] = Counter()
+    for token in _TOKEN.findall(text.lower()):
+        if token[0] >= "\u3040" and _WITHOUT_SPACES.match(token):
+            counts.update(token[i : i + 2] for i in range(max(1, len(token) - 1)))
+        elif token not in _STOP:
+            counts[stem(token)] += 1
+    return Terms(counts, counts.total())
+
+
+def stem(word: str) -> str:
+    """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
+    if len(word) < 4 or not word.isascii() or word.isdigit():
+        return word
+    for ending in _STEM_ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return _undoubled(word[: -len(ending)])
+    for ending in _SHORT_ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
+            return _undoubled(word[: -len(ending)])
+    return word
+
+
+def _undoubled(root: str) -> str:
+    return root[:-1] if len(root) > 3 and root[-1] == root[-2] and root[-1] not in "ls" else root

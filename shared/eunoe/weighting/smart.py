@@ -1,0 +1,47 @@
+"""Keyword relevance that knows how chats go: answers belong to questions, tool output is a means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..conversation import Conversation, Message
+from .keyword import FLOOR, keyword_scores
+
+
+class SmartWeightingStrategy:
+    """Multiplies keyword relevance, raised to the question's for answers, by a penalty for tool messages.
+
+    relevance = max(keyword, pair_coherence x keyword of the question before) x tool_penalty where it
+    is a tool message or calls one.
+    """
+
+    def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = FLOOR) -> None:
+        self._tool_penalty, self._pair_coherence, self._floor = tool_penalty, pair_coherence, floor
+
+    async def score(
+        self,
+        messages: Sequence[Message],
+        query: str,
+        conversation: Conversation,
+        context: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, float]:
+        """Give each message its relevance; `context` may override `tool_penalty` and `pair_coherence`."""
+        overrides = context or {}
+        penalty = float(overrides.get("tool_penalty", self._tool_penalty))
+        coherence = float(overrides.get("pair_coherence", self._pair_coherence))
+        keyword = keyword_scores(messages, query, conversation.question, self._floor)
+        relevance, asked = {}, 0.0
+        for message in messages:
+            own = keyword[message.id]
+            if message.role == "user":
+                asked = own
+            elif not message.is_instruction:
+                own = max(own, coherence * asked)
+            is_tool = message.is_result or message.calls_tools
+            relevance[message.id] = own * penalty if is_tool else own
+        return relevance
+
+    def name(self) -> str:
+        """Name the strategy."""
+        return "smart"
