@@ -59,20 +59,17 @@ def place_anchors(draft: Draft, layout: Layout, directives: Directives) -> None:
     _place_ends(draft, layout)
     context = directives.turn.get("context")
     # The present turn is one of the turns that !context counts.
-    allowed = (
-        layout.earlier if context is None else layout.earlier[max(0, len(layout.earlier) + 1 - context) :]
-    )
+    too_old = 0 if context is None else max(0, len(layout.earlier) + 1 - context)
     _place_newest_step(draft, layout)
     _place_pinned(draft, layout, directives)
-    if layout.earlier and layout.earlier[0] in allowed:
+    if layout.earlier and too_old == 0:
         _place_opening(draft, layout)
     _place_steps(draft, layout)
     _place_recent(draft, layout, directives)
-    if allowed:
+    if too_old < len(layout.earlier):
         _place_last_turn(draft, layout.earlier[-1])
-    for turn in layout.earlier:
-        if turn not in allowed:
-            draft.refuse(turn.messages, Reason.CONTEXT_FLAG)
+    for turn in layout.earlier[:too_old]:
+        draft.refuse(turn.messages, Reason.CONTEXT_FLAG)
 
 
 def _place_ends(draft: Draft, layout: Layout) -> None:
@@ -129,21 +126,16 @@ def _place_opening(draft: Draft, layout: Layout) -> None:
 def _place_with_partner(draft: Draft, turn: Turn, message: Message, reason: Reason) -> None:
     partner = turn.answer if message is turn.opener else turn.opener
     share = max(LEAST_PARTNER, int(draft.room * PARTNER_SHARE))
-    if not draft.claim_pair(message, partner, reason, share):
-        draft.refuse([message], Reason.NO_ROOM)
+    draft.claim_pair(message, partner, reason, share)
 
 
 def _place_recent(draft: Draft, layout: Layout, directives: Directives) -> None:
-    wanted = directives.turn.get("recent", 0)
+    """Keep the turns that hold the last so many messages, the newest first, while they fit."""
+    wanted = directives.turn.get("recent", 0) - (len(layout.present.messages) if layout.present else 0)
     for turn in reversed(layout.earlier):
-        present = len(layout.present.messages) if layout.present else 0
-        newer = present + sum(len(t.messages) for t in layout.earlier if t is not turn and _after(t, turn))
-        if newer >= wanted or not draft.claim(turn.messages, Reason.RECENT):
+        if wanted <= 0 or not draft.claim(turn.messages, Reason.RECENT):
             break
-
-
-def _after(turn: Turn, other: Turn) -> bool:
-    return turn.messages[0].position > other.messages[0].position
+        wanted -= len(turn.messages)
 
 
 def _place_last_turn(draft: Draft, turn: Turn) -> None:

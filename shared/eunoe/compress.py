@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from .conversation import RawMessage, part_text, text_of, with_text
+from .conversation import RawMessage, is_blank, part_text, text_of, with_text
 from .tokens import TokenCounter, compact_json
 
 LEAST_TOKENS = 24  # less than this says nothing: then it is better left out
@@ -38,7 +38,7 @@ def lean(raw: RawMessage) -> RawMessage:
     text = text_of(slim.get("content"))
     if "<details" in text or (len(text) > 240 and _BASE64.search(text)):
         slim = with_text(slim, lambda part: fold_base64(_lean_details(part)))
-    if len(slim) == len(raw) and slim.get("content") == raw.get("content"):
+    if (len(slim) == len(raw) and slim.get("content") == raw.get("content")) or is_blank(slim):
         return raw
     return slim
 

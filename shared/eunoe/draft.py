@@ -36,6 +36,10 @@ class Draft:
         """Say whether a message has a place."""
         return message.id in self.places
 
+    def keeps(self, message: Message) -> bool:
+        """Say whether a message has a place and is sent as it is."""
+        return self.has(message) and self.places[message.id].fate is Fate.KEPT
+
     def force(self, message: Message, reason: Reason) -> None:
         """Give a message its place whatever it costs."""
         if not self.has(message):

@@ -36,11 +36,11 @@ _ACCENTED = re.compile(r"[\u0080-\u024f\u1e00-\u1eff]")
 
 # Tokens a character, and tokens more for each run of the script.
 _SCRIPTS = (
-    (re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+"), 0.80, 0.0),  # Han
-    (re.compile(r"[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]+"), 0.74, 0.0),  # kana
-    (re.compile(r"[\uac00-\ud7af]+"), 0.68, 0.2),  # Hangul
-    (re.compile(r"[\u0400-\u052f]+"), 0.32, 0.2),  # Cyrillic
-    (re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]+"), 0.43, 0.2),  # Greek
+    (re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+"), 0.70, 0.0),  # Han
+    (re.compile(r"[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]+"), 0.68, 0.0),  # kana
+    (re.compile(r"[\uac00-\ud7af]+"), 0.64, 0.2),  # Hangul
+    (re.compile(r"[\u0400-\u052f]+"), 0.17, 0.8),  # Cyrillic
+    (re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]+"), 0.32, 0.6),  # Greek
     (re.compile(r"[\u0590-\u07ff\ufb1d-\ufefc]+"), 0.37, 0.2),  # Hebrew, Arabic
     (re.compile(r"[\u0900-\u0dff]+"), 0.42, 0.0),  # scripts of India
     (re.compile(r"[\u0e00-\u0fff\u1780-\u17ff]+"), 0.48, 0.0),  # Thai, Lao, Tibetan, Khmer

@@ -86,11 +86,11 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
         rest = {n: v for n, v in directives.turn.items() if n not in {"target", "context"}}
         directives = replace(directives, turn=rest)
     marked = apply_marks(cleaned, directives.marks)
-    counted = tuple(replace(m, token_count=message_tokens(counter, m.digest, m.raw)) for m in marked.messages)
+    counted = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) for m in marked.messages)
     kept, repairs = repair(counted)
     changed = {r.message.id for r in repairs}
     kept = tuple(
-        replace(m, token_count=message_tokens(counter, m.digest, m.raw)) if m.id in changed else m
+        m.counting(message_tokens(counter, m.digest, m.raw)) if m.id in changed else m
         for m in kept
     )
     tools_tokens = counter.count_tools(request.tools)

@@ -167,7 +167,7 @@ class ContextOrchestrator:
 
     def _choose(self, job: Job, weighted: Sequence[Message], draft: Draft) -> SelectionResult:
         placed = [
-            replace(m, token_count=draft.places[m.id].tokens) if draft.has(m) else m
+            m.counting(draft.places[m.id].tokens) if draft.has(m) else m
             for m in weighted
             if m.id not in draft.refused or m.id in draft.places
         ]

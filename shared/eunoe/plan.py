@@ -178,14 +178,14 @@ def _accounting(plan: Plan) -> list[str]:
 
 def _keeping(plan: Plan) -> list[str]:
     broken = []
-    question = plan.conversation.question
+    question, over_limit = plan.conversation.question, plan.over_limit
     for decision in plan.decisions:
         message, dropped = decision.message, decision.fate is not Fate.KEPT
         if dropped and message.is_instruction and decision.reason is not Reason.DUPLICATE:
             broken.append(f"instruction {message.position} is not kept")
         if dropped and question is not None and message.id == question.id:
             broken.append(f"the question, message {message.position}, is not kept")
-        if plan.over_limit and decision.sent is not None and decision.reason not in UNYIELDING:
+        if over_limit and decision.sent is not None and decision.reason not in UNYIELDING:
             broken.append(f"over the bound with message {message.position} ({decision.reason})")
     return broken
 

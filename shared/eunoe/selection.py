@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from .algorithms.greedy import forms_of, turn_weight
 from .anchors import Layout
@@ -17,7 +16,7 @@ from .ports import SelectionResult
 
 def weigh(job: Job, scores: Mapping[str, float]) -> tuple[Message, ...]:
     """Give each message its weight: base times relevance. Recency comes with the choice."""
-    return tuple(replace(m, weight=m.base_weight * scores.get(m.id, 1.0)) for m in job.kept)
+    return tuple(m.weighing(m.base_weight * scores.get(m.id, 1.0)) for m in job.kept)
 
 
 def keep_all(job: Job) -> Draft:
@@ -53,14 +52,12 @@ def place_turn(draft: Draft, turn: Turn, choice: SelectionResult) -> None:
     """Give a turn its places, as much of it as was chosen but never a question without its answer."""
     forms = forms_of(turn)
     whole = all(m.id in choice.keep or draft.has(m) for m in turn.messages)
-    for form in forms if whole else forms[-1:]:
-        if draft.claim([m for m in form if m.id not in draft.refused], Reason.WEIGHT):
-            break
-    else:
+    usable = [form for form in (forms if whole else forms[-1:]) if not any(m.id in draft.refused for m in form)]
+    if not any(draft.claim(form, Reason.WEIGHT) for form in usable):
         return
     for block in turn.blocks:
-        if all(m.id in choice.keep for m in block.messages):
-            draft.claim([m for m in block.messages if m.id not in draft.refused], Reason.WEIGHT)
+        if all(m.id in choice.keep and m.id not in draft.refused for m in block.messages):
+            draft.claim(block.messages, Reason.WEIGHT)
 
 
 def _place_lean(draft: Draft, turn: Turn) -> None:
@@ -71,12 +68,11 @@ def _place_lean(draft: Draft, turn: Turn) -> None:
 
 
 def _refuse_rest(draft: Draft, turn: Turn) -> None:
-    placed = any(draft.has(message) for message in turn.messages)
-    tokens = sum(message.token_count for message in turn.messages)
-    draft.refuse(
-        turn.messages,
-        Reason.STEPS if placed else Reason.NO_ROOM if tokens > draft.room * 4 else Reason.LOW_WEIGHT,
-    )
+    """Name the reason for what got no place: the rest of a kept turn, or a turn the others outweigh."""
+    if any(draft.has(message) for message in turn.messages):
+        draft.refuse(turn.messages, Reason.STEPS)
+    draft.refuse([message for message in turn.messages if message.pinned], Reason.NO_ROOM)
+    draft.refuse(turn.messages, Reason.LOW_WEIGHT)
 
 
 def finish(
@@ -135,6 +131,6 @@ def _notices(job: Job, draft: Draft) -> tuple[str, ...]:
         notices.append("The question and the instructions alone are over the limit.")
     if job.full_refused and job.must_choose:
         notices.append("!full: the whole history is over the limit.")
-    if any(m.pinned and not draft.has(m) for m in job.kept):
+    if any(m.pinned and not draft.keeps(m) for m in job.kept):
         notices.append("Not all pinned messages fit.")
     return tuple(notices)
