@@ -89,10 +89,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
     counted = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) for m in marked.messages)
     kept, repairs = repair(counted)
     changed = {r.message.id for r in repairs}
-    kept = tuple(
-        m.counting(message_tokens(counter, m.digest, m.raw)) if m.id in changed else m
-        for m in kept
-    )
+    kept = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) if m.id in changed else m for m in kept)
     tools_tokens = counter.count_tools(request.tools)
     bound = bound_of(
         budget,

@@ -52,7 +52,9 @@ def place_turn(draft: Draft, turn: Turn, choice: SelectionResult) -> None:
     """Give a turn its places, as much of it as was chosen but never a question without its answer."""
     forms = forms_of(turn)
     whole = all(m.id in choice.keep or draft.has(m) for m in turn.messages)
-    usable = [form for form in (forms if whole else forms[-1:]) if not any(m.id in draft.refused for m in form)]
+    usable = [
+        form for form in (forms if whole else forms[-1:]) if not any(m.id in draft.refused for m in form)
+    ]
     if not any(draft.claim(form, Reason.WEIGHT) for form in usable):
         return
     for block in turn.blocks:

@@ -45,7 +45,9 @@ def _flagged(content, flag):
 
 
 def answers():
-    extra = st.sampled_from([{}, {}, {"reasoning_content": "thinking " * 30}, {"name": "bot"}, {"cache_control": {"a": 1}}])
+    extra = st.sampled_from(
+        [{}, {}, {"reasoning_content": "thinking " * 30}, {"name": "bot"}, {"cache_control": {"a": 1}}]
+    )
     details = st.just('<details type="reasoning" done="true"><summary>x</summary>> hm</details>\nAnswer.')
     return st.builds(
         lambda c, e: {"role": "assistant", "content": c, **e}, st.one_of(contents(), details), extra
@@ -56,20 +58,33 @@ def answers():
 def exchanges(draw):
     """A tool call with its results; sometimes a result is missing, doubled or belongs to nothing."""
     ids = draw(st.lists(st.sampled_from(["c1", "c2", "c3", "c4"]), min_size=1, max_size=4))
-    arguments = draw(st.sampled_from(["{}", '{"q": "rain"}', {"an": "object"}, '{"big": "' + "x" * 2000 + '"}', None]))
-    calls = [{"id": i, "type": "function", "function": {"name": "search", "arguments": arguments}} for i in ids]
+    arguments = draw(
+        st.sampled_from(["{}", '{"q": "rain"}', {"an": "object"}, '{"big": "' + "x" * 2000 + '"}', None])
+    )
+    calls = [
+        {"id": i, "type": "function", "function": {"name": "search", "arguments": arguments}} for i in ids
+    ]
     if draw(st.integers(0, 9)) == 0:
         calls.append({"type": "function"})
     answered = [i for i in dict.fromkeys(ids) if draw(st.integers(0, 7))]
     if draw(st.integers(0, 7)) == 0:
         answered.append("nobody")
     results = [{"role": "tool", "tool_call_id": i, "content": draw(results_text())} for i in answered]
-    return [{"role": "assistant", "content": draw(st.sampled_from([None, "", "Let me look."])), "tool_calls": calls}, *results]
+    return [
+        {
+            "role": "assistant",
+            "content": draw(st.sampled_from([None, "", "Let me look."])),
+            "tool_calls": calls,
+        },
+        *results,
+    ]
 
 
 def results_text():
     log = st.integers(1, 400).map(lambda n: "\n".join(f"line {i}: status ok" for i in range(n)))
-    rows = st.integers(1, 200).map(lambda n: '[{"id": 1, "name": "item-1"}' + ', {"id": 2, "name": "item"}' * n + "]")
+    rows = st.integers(1, 200).map(
+        lambda n: '[{"id": 1, "name": "item-1"}' + ', {"id": 2, "name": "item"}' * n + "]"
+    )
     return st.one_of(texts(), log, rows, st.just("QUJD" * 500))
 
 

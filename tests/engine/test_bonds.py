@@ -11,7 +11,11 @@ def read(messages):
 
 
 def call(*ids, content=None):
-    return {"role": "assistant", "content": content, "tool_calls": [{"id": i, "function": {"name": "f", "arguments": "{}"}} for i in ids]}
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"id": i, "function": {"name": "f", "arguments": "{}"}} for i in ids],
+    }
 
 
 def result(name):

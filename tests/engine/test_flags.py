@@ -82,7 +82,10 @@ def test_flags_leave_the_text_part_of_a_message_with_an_image():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     message = {"role": "user", "content": [image, {"type": "text", "text": "!pin What is this?"}]}
     cleaned, directives = read_flags(Conversation.from_openai_messages([message]))
-    assert cleaned.messages[0].raw == {"role": "user", "content": [image, {"type": "text", "text": "What is this?"}]}
+    assert cleaned.messages[0].raw == {
+        "role": "user",
+        "content": [image, {"type": "text", "text": "What is this?"}],
+    }
     assert cleaned.messages[0].raw["content"][0] is image
     assert directives.marks[cleaned.messages[0].digest].pinned
 
@@ -114,7 +117,10 @@ def chat(turns=12, words=40):
     filler = "lorem ipsum dolor sit amet " * (words // 5)
     messages = [{"role": "system", "content": "Be brief."}]
     for i in range(turns):
-        messages += [{"role": "user", "content": f"Question {i}. {filler}"}, {"role": "assistant", "content": f"Answer {i}. {filler}"}]
+        messages += [
+            {"role": "user", "content": f"Question {i}. {filler}"},
+            {"role": "assistant", "content": f"Answer {i}. {filler}"},
+        ]
     return messages
 
 
@@ -149,7 +155,12 @@ def test_target_lowers_the_bound_of_its_turn_alone_and_plus_makes_it_last():
     question = {"role": "user", "content": "!target=400 Next?"}
     once = plan([*chat(), question])
     assert once.tokens_after <= 400
-    later = [*chat(), question, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "And now?"}]
+    later = [
+        *chat(),
+        question,
+        {"role": "assistant", "content": "ok"},
+        {"role": "user", "content": "And now?"},
+    ]
     assert plan(later).tokens_after > 400
     later[-3] = {"role": "user", "content": "!+target=400 Next?"}
     assert plan(later).tokens_after <= 400
@@ -173,7 +184,14 @@ def test_full_lifts_what_users_set_but_not_the_administrators_bound():
 
 def test_context_sends_only_the_last_turns_even_where_all_would_fit():
     result = plan([*chat(), {"role": "user", "content": "!context=3 Next?"}], budget=0)
-    assert [t.split(".")[0] for t in texts(result)] == ["Be brief", "Question 10", "Answer 10", "Question 11", "Answer 11", "Next?"]
+    assert [t.split(".")[0] for t in texts(result)] == [
+        "Be brief",
+        "Question 10",
+        "Answer 10",
+        "Question 11",
+        "Answer 11",
+        "Next?",
+    ]
     dropped = [d for d in result.decisions if d.fate is Fate.DROPPED]
     assert {d.reason for d in dropped} == {Reason.CONTEXT_FLAG}
 
@@ -199,7 +217,9 @@ def test_recent_stays_within_the_bound():
 def test_keep_tag_brings_back_the_tagged_message():
     messages = chat()
     messages[9]["content"] = "!+tag=decision We use PostgreSQL."
-    assert not any("PostgreSQL" in t for t in texts(plan([*messages, {"role": "user", "content": "Next?"}], budget=600)))
+    assert not any(
+        "PostgreSQL" in t for t in texts(plan([*messages, {"role": "user", "content": "Next?"}], budget=600))
+    )
     asked = plan([*messages, {"role": "user", "content": "!keep_tag=decision Next?"}], budget=600)
     assert any("PostgreSQL" in t for t in texts(asked))
 
@@ -225,7 +245,9 @@ def test_tool_penalty_of_the_turn_reaches_the_weights():
 
 
 def test_a_flag_with_a_bad_value_is_named_to_the_user():
-    assert plan([{"role": "user", "content": "!target=lots Hi"}]).notices == ("!target needs a whole number from 1",)
+    assert plan([{"role": "user", "content": "!target=lots Hi"}]).notices == (
+        "!target needs a whole number from 1",
+    )
 
 
 def test_flags_are_taken_off_in_the_same_way_on_every_turn():

@@ -35,7 +35,11 @@ WEIGHTINGS = [SmartWeightingStrategy(), KeywordRelevanceStrategy(), StaticWeight
 TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]
 
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
-thorough = settings(max_examples=int(os.environ.get("EUNOE_EXAMPLES", "80")), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+thorough = settings(
+    max_examples=int(os.environ.get("EUNOE_EXAMPLES", "80")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 
 
 RUNNER = asyncio.Runner()  # one loop for all examples: a thread pool for each would take most of the time
@@ -68,8 +72,15 @@ def is_valid_for_providers(messages):
 
 @every_algorithm
 @thorough
-@given(messages=conversations(), budget=budgets(), weighting=st.sampled_from(WEIGHTINGS), tools=st.sampled_from([[], TOOLS]))
-def test_the_bound_holds_unless_what_must_be_kept_alone_is_over(algorithm, messages, budget, weighting, tools):
+@given(
+    messages=conversations(),
+    budget=budgets(),
+    weighting=st.sampled_from(WEIGHTINGS),
+    tools=st.sampled_from([[], TOOLS]),
+)
+def test_the_bound_holds_unless_what_must_be_kept_alone_is_over(
+    algorithm, messages, budget, weighting, tools
+):
     result = process(messages, budget, algorithm, weighting, tools=tools)
     counter = counter_for("")
     recount = 3 + counter.count_tools(tools) + sum(counter.count_message(m) for m in result.plan.messages)

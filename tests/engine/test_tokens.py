@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eunoe.estimate import estimated_tokens
-from eunoe.tokens import ESTIMATE, IMAGE_TOKENS, LOW_DETAIL_IMAGE_TOKENS, MESSAGE_OVERHEAD, counter_for, message_tokens
+from eunoe.tokens import (
+    ESTIMATE,
+    IMAGE_TOKENS,
+    LOW_DETAIL_IMAGE_TOKENS,
+    MESSAGE_OVERHEAD,
+    counter_for,
+    message_tokens,
+)
 
 
 def count(**message):
@@ -53,7 +60,9 @@ def test_text_of_special_tokens_is_text():
         assert counter_for(model).count_text("<|endoftext|><|im_start|>") > 2
 
 
-@pytest.mark.parametrize("text", ["\ud83d broken", "\x00", "", "=" * 1_000_000, " " * 1_000_000, "字" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["\ud83d broken", "\x00", "", "=" * 1_000_000, " " * 1_000_000, "字" * 100_000]
+)
 def test_no_text_makes_it_fail_or_crawl(text):
     assert counter_for("gpt-4o").count_text(text) >= 0
     assert estimated_tokens(text) >= 0
