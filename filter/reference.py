@@ -7,13 +7,13 @@ import sys
 import typing
 from pathlib import Path
 
-from eunoe_hosts.open_webui import Filter
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from eunoe.events import BODIES, DecisionBody, EventKind, RunEvent
 from eunoe.flags import FLAGS, FlagSpec, Scope
 from eunoe.settings import Settings, environment_name
+from eunoe_hosts.open_webui import Filter
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = "<!-- Written by `make reference` from the code. Change the code, not this text. -->"

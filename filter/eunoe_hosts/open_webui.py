@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from eunoe.conversation import Conversation, text_of
 from eunoe.errors import EunoeError
 from eunoe.events import EventKind, FailedBody, new_event
@@ -29,7 +31,6 @@ from eunoe.sink import HttpSink
 from eunoe.statusline import Sent, status_line
 from eunoe.tokens import counter_for
 from eunoe.usage import Usage, read_usage
-from pydantic import BaseModel, Field
 
 try:
     from open_webui.env import VERSION
@@ -127,10 +128,11 @@ class Filter:
     async def stream(self, event: Body, __metadata__: Body | None = None) -> Body:
         """Read the usage that the provider reports with the end of its answer."""
         try:
-            report = usage_in(event)
-            state = turn_state(__metadata__) if report else None
+            state = turn_state(__metadata__)
             if state is not None:
-                state["usages"][str(max(1, state["call"]))] = report
+                state["answered"] = state["call"]
+                if report := usage_in(event):
+                    state["usages"][str(max(1, state["call"]))] = report
         except Exception:
             logger.exception("eunoe: usage could not be read")
         return event
@@ -153,7 +155,9 @@ class Filter:
         return body
 
     async def _planned(self, hook: Hook, messages: list[Body]) -> list[Body]:
-        hook.state["call"] += 1
+        # The host also asks for a plan that it then does not send, when it resumes after an approval.
+        if hook.call == hook.state["answered"]:
+            hook.state["call"] += 1
         orchestrator = ContextOrchestrator.from_settings(hook.valves, self._sink_for(hook.valves))
         result = await orchestrator.process(Conversation.from_openai_messages(messages), request_of(hook))
         hook.state["sent"] = Sent.of(result.plan).as_plain()
@@ -274,15 +278,13 @@ def turn_state(metadata: Body | None) -> Body | None:
     """Give what this turn's hooks share; None for the host's own requests, such as titles and tags."""
     if metadata is None or metadata.get("task"):
         return None
-    fresh: Body = {
-        "run": uuid.uuid4().hex,
-        "call": 0,
-        "usages": {},
-        "ms": 0.0,
-        "directives": None,
-        "question": None,
-    }
-    state: Body = metadata.setdefault(STATE_KEY, fresh)
+    state: Body = metadata.setdefault(STATE_KEY, {})
+    if "run" not in state:
+        state["run"] = uuid.uuid4().hex
+    # Filled key by key: the turn may have begun in a version that knew fewer.
+    for key, value in (("call", 0), ("answered", 0), ("ms", 0.0), ("directives", None), ("question", None)):
+        state.setdefault(key, value)
+    state.setdefault("usages", {})
     return state
 
 

@@ -101,10 +101,10 @@ class ContextOrchestrator:
         """
         request = request or Request()
         started = self.clock.seconds()
-        counter = await asyncio.to_thread(counter_for, request.model)
-        job = await asyncio.to_thread(prepare, conversation, request, self.budget, counter)
-        scores = await self._scores(job) if job.must_choose else {}
-        plan = await asyncio.to_thread(self._plan, job, scores)
+        job, plan = await asyncio.to_thread(self._begin, conversation, request)
+        if plan is None:
+            scores = await self._scores(job)
+            plan = await asyncio.to_thread(self._plan, job, scores)
         self._report(plan, request, len(conversation.messages), (self.clock.seconds() - started) * 1000)
         return OrchestratorResult(
             Conversation.from_openai_messages(plan.messages), plan, request.run_id, plan.tokens_after
@@ -147,9 +147,13 @@ class ContextOrchestrator:
         overrides = job.directives.turn
         return await self.weighting.score(job.kept, query, job.conversation, overrides)
 
+    def _begin(self, conversation: Conversation, request: Request) -> tuple[Job, Plan | None]:
+        """Make the request ready, and plan it at once where nothing has to go."""
+        job = prepare(conversation, request, self.budget, counter_for(request.model))
+        plan = None if job.must_choose else finish(job, keep_all(job), {}, {}, self._names()).verify()
+        return job, plan
+
     def _plan(self, job: Job, scores: Mapping[str, float]) -> Plan:
-        if not job.must_choose:
-            return finish(job, keep_all(job), {}, {}, self._names()).verify()
         weighted = weigh(job, scores)
         draft = Draft(job.bound.tokens, job.overhead, job.counter)
         layout = layout_of([m for m in weighted if m.is_instruction], turns_of(weighted))

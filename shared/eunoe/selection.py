@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from .algorithms.greedy import forms_of, turn_weight
 from .anchors import Layout
 from .bonds import Repair, Turn
+from .compress import LEAST_TOKENS
 from .conversation import Message
 from .draft import Draft
 from .job import Job
@@ -44,7 +45,8 @@ def fill(draft: Draft, layout: Layout, choice: SelectionResult) -> None:
         if any(message.id in choice.keep for message in turn.messages):
             place_turn(draft, turn, choice)
     for turn in turns:
-        _place_lean(draft, turn)
+        if draft.room >= LEAST_TOKENS:
+            _place_lean(draft, turn)
         _refuse_rest(draft, turn)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -60,6 +61,7 @@ def read_terms(text: str) -> Terms:
     return Terms(counts, counts.total())
 
 
+@functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
 def stem(word: str) -> str:
     """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
     if len(word) < 4 or not word.isascii() or word.isdigit():

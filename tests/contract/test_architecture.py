@@ -1,6 +1,7 @@
 """The walls between the rooms."""
 
 import ast
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,6 @@ def test_imports_run_one_way():
 
 def test_importing_a_module_the_wrong_way_is_noticed(tmp_path):
     """The linter itself works: a wrong import in a copy of the packages is refused."""
-    import shutil
-
     for room in ("shared", "filter", "observer"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

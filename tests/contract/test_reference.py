@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-import reference
 
+import reference
 from eunoe.errors import BadSetting
 from eunoe.flags import FLAGS
 from eunoe.settings import Settings, environment_name, settings_from

@@ -235,7 +235,8 @@ def test_weight_raises_a_message_over_the_others():
 def test_tool_penalty_of_the_turn_reaches_the_weights():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     tool = [{"role": "user", "content": "harbor"}, {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c", "content": "harbor depth"}, {"role": "assistant", "content": "Deep."}]  # fmt: skip
+            {"role": "tool", "tool_call_id": "c", "content": "harbor depth"},
+            {"role": "assistant", "content": "Deep."}]  # fmt: skip
     messages = [*tool, *chat()[1:]]
     weights = {}
     for flag in ("!tool_penalty=0.1", "!tool_penalty=1"):

@@ -19,6 +19,7 @@ from eunoe.flags import read_flags
 from eunoe.job import Request
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.plan import UNYIELDING, Fate, Reason
+from eunoe.ports import SelectionResult
 from eunoe.tokens import counter_for
 from eunoe.weighting.keyword import KeywordRelevanceStrategy
 from eunoe.weighting.smart import SmartWeightingStrategy
@@ -201,8 +202,6 @@ class TakesAnything:
     """A careless algorithm: it keeps every third message whatever the budget."""
 
     def select(self, conversation, budget, constraints, token_counter):
-        from eunoe.ports import SelectionResult
-
         return SelectionResult(frozenset(m.id for i, m in enumerate(conversation.messages) if i % 3 == 0))
 
     def name(self):

@@ -239,6 +239,7 @@ def test_api_calls_without_any_id_are_trimmed_too(host):
 async def loop_of_tools(turn, rounds, result="status ok " * 150):
     """Play a native tool loop: each round is built from the first request's output, as the host does."""
     base = (await turn.send([{"role": "user", "content": "MAIN TASK: audit the logs."}]))["messages"]
+    await turn.call("stream", {"choices": [{"delta": {}}]})
     made, sizes = [], []
     for n in range(rounds):
         call = {"id": f"c{n}", "type": "function", "function": {"name": "read_log", "arguments": "{}"}}
@@ -294,6 +295,21 @@ def test_outlet_sums_the_calls_of_a_loop_and_changes_nothing(host):
     assert (outlet["calls"], outlet["prompt_tokens"], outlet["billed_prompt_tokens"]) == (3, 1002, 3003)
     assert (outlet["cached_tokens"], outlet["completion_tokens"]) == (1500, 30)
     assert turn.lines == ["All 31 messages sent, 1.0k of 16k tokens, 50 % cached"]
+
+
+def test_a_plan_that_the_host_did_not_send_is_no_call(host):
+    filter_, sink = filter_with_sink(host)
+    turn = Turn(filter_)
+
+    async def story():
+        await turn.send(chat())
+        await turn.call("request", {"model": "m", "messages": chat()})
+        await turn.call("stream", {"choices": [], "usage": usage(700, 10)})
+        await turn.call("outlet", {"model": "m", "messages": []})
+
+    run(story())
+    outlet = sink.bodies("pipeline.outlet")[0]
+    assert (outlet["calls"], outlet["billed_prompt_tokens"]) == (1, 700)
 
 
 def test_an_answer_that_was_not_streamed_has_its_usage_in_the_stored_message(host):
@@ -387,6 +403,14 @@ def test_a_fault_of_ours_leaves_the_request_as_it_was_and_is_reported_without_te
     assert secret not in out
     if stage == "request":
         assert turn.lines == ["Eunoe failed and left this request as it was"]
+
+
+def test_a_turn_that_began_in_an_older_version_ends_well(host):
+    turn = Turn(host.Filter(), max_tokens=900)
+    turn.metadata["_eunoe"] = {"run": "r" * 32, "call": 1, "usages": {}}
+    body = run(turn.call("request", {"model": "m", "messages": chat()}))
+    assert len(body["messages"]) < 32
+    assert turn.metadata["_eunoe"]["run"] == "r" * 32
 
 
 def test_an_odd_body_or_none_at_all_of_what_the_host_gives_does_no_harm(host):

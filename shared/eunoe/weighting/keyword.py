@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ class KeywordRelevanceStrategy:
         context: Mapping[str, Any] | None = None,  # noqa: ARG002  part of the port
     ) -> Mapping[str, float]:
         """Give `floor` to a message without a word of the question, 1 to the best."""
-        return keyword_scores(messages, query, conversation.question, self._floor)
+        return await asyncio.to_thread(keyword_scores, messages, query, conversation.question, self._floor)
 
     def name(self) -> str:
         """Name the strategy."""

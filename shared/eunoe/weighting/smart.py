@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ class SmartWeightingStrategy:
         overrides = context or {}
         penalty = float(overrides.get("tool_penalty", self._tool_penalty))
         coherence = float(overrides.get("pair_coherence", self._pair_coherence))
-        keyword = keyword_scores(messages, query, conversation.question, self._floor)
+        keyword = await asyncio.to_thread(keyword_scores, messages, query, conversation.question, self._floor)
         relevance, asked = {}, 0.0
         for message in messages:
             own = keyword[message.id]
