@@ -179,12 +179,12 @@ class Filter:
             await self._show(hook, status_line(sent, settlement.billed, settlement.context_tokens))
 
     async def _show_plan(self, hook: Hook) -> None:
-        """Show the line while the model still works, if there is more to say than that all was sent."""
+        """Say at once what a user should know before the answer; the figures come with the answer's end."""
         if "failed" in hook.state:
             await self._show(hook, "Eunoe failed and left this request as it was")
         elif "sent" in hook.state:
             sent = Sent.from_plain(hook.state["sent"])
-            if sent.notices or sent.kept < sent.given:
+            if sent.notices:
                 await self._show(hook, status_line(sent))
 
     async def _show(self, hook: Hook, line: str) -> None:
@@ -360,7 +360,10 @@ def window_of(model: Any, request: Any) -> int | None:
     models = getattr(getattr(getattr(request, "app", None), "state", None), "MODELS", None)
     seen: set[str] = set()
     while isinstance(model, Mapping):
-        if window := window_in(model) or window_in(model.get("openai")) or window_in(model.get("ollama")):
+        openai = model.get("openai")
+        # llama.cpp tells its window, which is smaller than what the model was trained on, in `meta`.
+        nested = (model.get("meta"), openai, openai.get("meta") if isinstance(openai, Mapping) else None)
+        if window := next(filter(None, map(window_in, (model, *nested, model.get("ollama")))), None):
             return window
         info = model.get("info")
         base = info.get("base_model_id") if isinstance(info, Mapping) else None

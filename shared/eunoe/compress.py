@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from .conversation import RawMessage, is_blank, part_text, text_of, with_text
+from .conversation import RawMessage, calls_of, function_of, is_blank, part_text, text_of, with_text
 from .tokens import TokenCounter, compact_json
 
 LEAST_TOKENS = 24  # less than this says nothing: then it is better left out
@@ -20,13 +20,14 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/]{240,}={0,2}")
 _REASONING = re.compile(r'<details\b[^>]*\btype="reasoning"[^>]*>.*?</details>\s*', re.DOTALL)
 _RESULT_ATTRIBUTE = re.compile(r'(<details\b[^>]*\bresult=")([^"]{400,})(")')
 _DETAILS = re.compile(r"<details\b.*?</details>\s*", re.DOTALL)
+_TAGS = re.compile(r"</?details\b[^>]*>?")
 _ATTRIBUTE_HEAD, _ATTRIBUTE_TAIL = 200, 100
 
 # Fields of an assistant's message that hold its thinking; old ones are the first to go.
 THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 # How many items and characters a JSON value may keep, from roomy to tight.
-_JSON_STEPS = ((60, 2000), (30, 800), (15, 400), (8, 200), (5, 120), (3, 80), (2, 40))
+_JSON_STEPS = ((60, 2000), (30, 800), (15, 400), (8, 200), (5, 120), (3, 80), (2, 40), (1, 24), (0, 16))
 
 
 def lean(raw: RawMessage) -> RawMessage:
@@ -59,6 +60,24 @@ def shortened(raw: RawMessage, tokens: int, counter: TokenCounter) -> RawMessage
     return new if counter.count_message(new) <= tokens else None
 
 
+def shortened_call(raw: RawMessage, tokens: int, counter: TokenCounter) -> RawMessage | None:
+    """Shorten the arguments of a message's tool calls, which stay JSON; None if that is not enough."""
+    calls = calls_of(raw)
+    texts = [str(function_of(call).get("arguments") or "") for call in calls]
+    counts = [counter.count_text(text) for text in texts]
+    room = tokens - (counter.count_message(raw) - sum(counts))
+    share = room / max(1, sum(counts))
+    short = [_shorten_json(text, int(n * share), counter) for text, n in zip(texts, counts, strict=True)]
+    if not calls or room < 0 or None in short:
+        return None
+    new = [
+        {**call, "function": {**function_of(call), "arguments": text}}
+        for call, text in zip(calls, short, strict=True)
+    ]
+    new_raw = {**raw, "tool_calls": new}
+    return new_raw if counter.count_message(new_raw) <= tokens else None
+
+
 def shorten_text(text: str, tokens: int, counter: TokenCounter) -> str:
     """Shorten a text to at most `tokens`, with a note where something is missing."""
     total = counter.count_text(text)
@@ -70,7 +89,7 @@ def shorten_text(text: str, tokens: int, counter: TokenCounter) -> str:
     if (short := _shorten_json(folded, tokens, counter)) is not None:
         return short
     plain = _DETAILS.sub("", folded)
-    plain = plain if counter.count_text(plain) >= tokens or plain.strip() else folded.replace("<details", "<")
+    plain = plain if plain.strip() else _TAGS.sub("", folded)
     if counter.count_text(plain) <= tokens:
         return plain
     return _head_and_tail(plain, total, tokens, counter)

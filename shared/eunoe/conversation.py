@@ -141,7 +141,9 @@ class Conversation:
 def digest_of(raw: Mapping[str, Any]) -> str:
     """Name a message by its content: 16 hexadecimal digits of BLAKE2b over all its fields."""
     content = raw.get("content")
-    if len(raw) == 2 and isinstance(content, str):  # by far the most frequent form, without JSON
+    if (
+        len(raw) == 2 and "role" in raw and isinstance(content, str)
+    ):  # by far the most frequent form, without JSON
         text = f"{raw.get('role')}\n{content}"
     else:
         text = json.dumps(raw, ensure_ascii=False, sort_keys=True, default=repr)

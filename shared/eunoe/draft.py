@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .compress import LEAST_TOKENS, lean, shortened
+from .compress import LEAST_TOKENS, lean, shortened, shortened_call
 from .conversation import Message, RawMessage, digest_of
 from .plan import Fate, Reason
 from .tokens import TokenCounter, message_tokens
 
 NO_LIMIT = 1 << 60
+LEAST_RESULT = 40  # tokens a tool result needs to say anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,17 @@ class Draft:
         return self._claim([(m, self._lean(m, reason)) for m in messages if not self.has(m)], within)
 
     def claim_shortened(self, messages: Iterable[Message], reason: Reason, within: int) -> bool:
-        """Give all of them places, each shortened to a fair share of `within` and the room, or none."""
+        """Give all of them places, each shortened to a fair share of `within` and the room, or none.
+
+        A tool call stays whole while it leaves its results some room: providers check its thinking.
+        """
         missing = [message for message in messages if not self.has(message)]
-        shares = fair_shares({m.id: m.token_count for m in missing}, min(within, self.room))
+        total = min(within, self.room)
+        calls = {m.id: m.token_count for m in missing if m.calls_tools}
+        least = LEAST_RESULT * (len(missing) - len(calls))
+        whole = calls if sum(calls.values()) + least <= total else {}
+        rest = {m.id: m.token_count for m in missing if m.id not in whole}
+        shares = whole | fair_shares(rest, total - sum(whole.values()))
         places: list[tuple[Message, Place]] = []
         for message in missing:
             place = self._shortened(message, reason, shares[message.id])
@@ -111,7 +120,8 @@ class Draft:
             return self._whole(message, reason)
         if tokens < LEAST_TOKENS:
             return None
-        raw = shortened(message.raw, tokens, self._counter)
+        shorten = shortened_call if message.calls_tools else shortened
+        raw = shorten(message.raw, tokens, self._counter)
         if raw is None:
             return None
         return Place(raw, self._counter.count_message(raw), Fate.COMPRESSED, reason)

@@ -44,10 +44,10 @@ class Request:
         """Give what every event of this run carries."""
         return {
             "host": self.host,
-            "model": self.model[:300],
-            "chat_id": self.chat_id or None,
-            "message_id": self.message_id or None,
-            "user": self.user or None,
+            "model": _named(self.model, 300) or "",
+            "chat_id": _named(self.chat_id, 200),
+            "message_id": _named(self.message_id, 200),
+            "user": _named(self.user, 200),
         }
 
 
@@ -112,3 +112,8 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
         counter,
         full,
     )
+
+
+def _named(name: str | None, longest: int) -> str | None:
+    """Give a client's name for something as an event can hold it: writable and not too long."""
+    return name.encode("utf-8", "replace").decode("utf-8")[:longest] if name else None

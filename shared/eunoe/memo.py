@@ -25,6 +25,6 @@ class Memo(Generic[Value]):
         if value is None:
             value = compute()
             if len(self._values) >= self._size:
-                self._values = dict(list(self._values.items())[self._size // 2 :])
+                self._values = dict(list(self._values.items())[max(1, self._size // 2) :])
             self._values[key] = value
         return value

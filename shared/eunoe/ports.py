@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from .budget import Budget
 from .conversation import Conversation, Message
+from .errors import BadSetting
 from .events import RunEvent
 from .tokens import TokenCounter
 
@@ -37,16 +38,18 @@ class WeightingStrategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSet:
-    """What an algorithm must respect: `keep` are ids that stay whatever they weigh.
+    """What an algorithm must respect: `keep` are ids that stay whatever they weigh, `never` may not be chosen.
 
-    `never` are ids that may not be chosen. `require_last_user` keeps the newest user message,
-    `min_chat_messages` asks for so many messages besides instructions where the budget allows.
+    The newest user message is always sent, so `require_last_user` can only be true.
     """
 
     keep: frozenset[str] = frozenset()
     never: frozenset[str] = frozenset()
     require_last_user: bool = True
-    min_chat_messages: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.require_last_user:
+            raise BadSetting("require_last_user", "the newest user message is always sent", "Leave it out.")
 
 
 @dataclass(frozen=True, slots=True)

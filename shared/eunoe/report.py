@@ -32,7 +32,7 @@ def plan_body(
         counter=plan.counter,
         over_limit=plan.over_limit,
         elapsed_ms=round(elapsed_ms, 2),
-        flags=flags_report(plan.directives),
+        flags=flags_report(plan.directives, capture),
         notices=list(plan.notices),
         decisions=decisions,
     )
@@ -60,10 +60,15 @@ def decision_body(decision: Decision, capture: Capture) -> DecisionBody:
     )
 
 
-def flags_report(directives: Directives) -> list[dict[str, Any]]:
+def flags_report(directives: Directives, capture: Capture) -> list[dict[str, Any]]:
     """Report the flags in force: those of the turn with their values, and how many messages are marked."""
     turn = [
-        {"name": name, "value": value, "lasting": name in directives.lasting, "scope": str(Scope.TURN)}
+        {
+            "name": name,
+            "value": _told(value, capture),
+            "lasting": name in directives.lasting,
+            "scope": str(Scope.TURN),
+        }
         for name, value in directives.turn.items()
         if name in FLAGS
     ]
@@ -71,6 +76,13 @@ def flags_report(directives: Directives) -> list[dict[str, Any]]:
     return turn + (
         [{"name": "pin", "value": pins, "lasting": True, "scope": str(Scope.MESSAGE)}] if pins else []
     )
+
+
+def _told(value: Any, capture: Capture) -> Any:
+    """Give a flag's value; the name of a tag is text of the user's."""
+    if not isinstance(value, str):
+        return value
+    return None if capture is Capture.NONE else writable(value)
 
 
 def writable(text: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from .algorithms.greedy import forms_of, turn_weight
 from .anchors import Layout
 from .bonds import Repair, Turn
-from .compress import LEAST_TOKENS
+from .compress import LEAST_TOKENS, lean
 from .conversation import Message
 from .draft import Draft
 from .job import Job
-from .plan import Decision, Fate, Plan, Reason, decisions_by_position
+from .plan import UNYIELDING, Decision, Fate, Plan, Reason, decisions_by_position
 from .ports import SelectionResult
 
 
@@ -67,8 +67,9 @@ def place_turn(draft: Draft, turn: Turn, choice: SelectionResult) -> None:
 def _place_lean(draft: Draft, turn: Turn) -> None:
     """Keep a turn that did not fit whole without its thinking and raw data, if that fits."""
     ends = forms_of(turn)[-1]
-    if not any(draft.has(m) or m.id in draft.refused for m in ends):
-        draft.claim_lean(ends, Reason.OLD_THINKING)
+    if any(draft.has(m) or m.id in draft.refused for m in ends) or all(lean(m.raw) is m.raw for m in ends):
+        return
+    draft.claim_lean(ends, Reason.PAIR)
 
 
 def _refuse_rest(draft: Draft, turn: Turn) -> None:
@@ -125,7 +126,8 @@ def _decision(message: Message, draft: Draft, fault: Repair | None, parts: Mappi
         return Decision(message, Fate.DROPPED, reason, message.token_count, 0, None, weight, parts)
     fate, reason = place.fate, place.reason
     if fault is not None:
-        fate, reason = Fate.COMPRESSED, Reason(fault.reason)
+        fate = Fate.COMPRESSED
+        reason = reason if reason in UNYIELDING else Reason(fault.reason)
     return Decision(message, fate, reason, message.token_count, place.tokens, place.sent, weight, parts)
 
 

@@ -18,12 +18,6 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    priority: int = Field(
-        100,
-        title="Order among filters",
-        description="Filters run from the lowest number to the highest. Keep this one last, so that it "
-        "counts what the others add.",
-    )
     max_tokens: int = Field(
         16_000,
         ge=0,
@@ -127,6 +121,12 @@ class Settings(BaseModel):
         title="Where Eunoe keeps its own data",
         description="A file path on the server; empty is a folder of its own in Open WebUI's data folder. This "
         "version keeps nothing on disk; search in dropped turns will.",
+    )
+    priority: int = Field(
+        100,
+        title="Order among filters",
+        description="Filters run from the lowest number to the highest. Keep this one last, so that it "
+        "counts what the others add.",
     )
 
 

@@ -58,8 +58,8 @@ def status_line(sent: Sent, billed: Usage | None = None, context_tokens: int | N
 
 def short_number(number: int) -> str:
     """Write a number of tokens so that it can be taken in: 950, 7.9k, 61k, 1.2M."""
-    for size, mark in ((1_000_000, "M"), (1_000, "k")):
-        if number >= size:
+    for size, mark, least in ((1_000_000, "M", 999_500), (1_000, "k", 1_000)):
+        if number >= least:
             value = number / size
             return f"{value:.0f}{mark}" if value >= 99.95 or number % size == 0 else f"{value:.1f}{mark}"
     return str(number)

@@ -14,9 +14,13 @@ from .memo import Memo
 _READ_FROM_START, _READ_FROM_END = 16_000, 8_000
 
 _TOKEN = re.compile(
-    r"[a-z0-9\u00c0-\u024f\u0370-\u1fff]+|[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
+    r"[a-z0-9\u00c0-\u024f\u0370-\u0dff\u10a0-\u177f\u1800-\u1fff]+"
+    r"|[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
 )
-_WITHOUT_SPACES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]")
+# Thai, Lao, Tibetan, Burmese and Khmer; kana, Han and Hangul.
+_WITHOUT_SPACES = re.compile(
+    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]"
+)
 
 _STOP = frozenset(
     "a about after again all also am an and any are as at be because been before being both but by can could did do "
@@ -29,6 +33,7 @@ _STOP = frozenset(
 )
 
 _STEM_ENDINGS = ("ingly", "edly", "ation", "ities", "ness", "ment", "ings", "ing", "ies", "ied", "ers", "est")
+_KEPT_ENDINGS = ("ss", "ay", "ey", "oy", "uy")  # as in class, display, monkey, deploy, buy
 _SHORT_ENDINGS = ("ed", "es", "er", "ly", "al", "s", "e", "y")
 
 
@@ -54,7 +59,7 @@ def read_terms(text: str) -> Terms:
         text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
     counts: Counter[str] = Counter()
     for token in _TOKEN.findall(text.lower()):
-        if token[0] >= "\u3040" and _WITHOUT_SPACES.match(token):
+        if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
             counts.update(token[i : i + 2] for i in range(max(1, len(token) - 1)))
         elif token not in _STOP:
             counts[stem(token)] += 1
@@ -70,7 +75,7 @@ def stem(word: str) -> str:
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             return _undoubled(word[: -len(ending)])
     for ending in _SHORT_ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith(_KEPT_ENDINGS):
             return _undoubled(word[: -len(ending)])
     return word
 

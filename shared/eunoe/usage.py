@@ -38,11 +38,14 @@ def read_usage(raw: Any) -> Usage:
     details = _mapping(raw.get("prompt_tokens_details")) or _mapping(raw.get("input_tokens_details"))
     cached = _first(raw, "cache_read_input_tokens", "prompt_cache_hit_tokens")
     cached = cached if cached is not None else _first(details, "cached_tokens")
+    cached = cached if cached is not None else _first(raw, "cache_n")
     written = _first(raw, "cache_creation_input_tokens")
     written = (
         written if written is not None else _first(details, "cache_write_tokens", "cache_creation_tokens")
     )
-    prompt = _first(raw, "prompt_tokens", "prompt_eval_count", "prompt_n")
+    prompt = _first(raw, "prompt_tokens", "prompt_eval_count")
+    if prompt is None and (evaluated := _first(raw, "prompt_n")) is not None:  # llama.cpp's timings alone
+        prompt = evaluated + (_first(raw, "cache_n") or 0)
     if prompt is None:
         prompt = _first(raw, "input_tokens")
         if prompt is not None and ("cache_read_input_tokens" in raw or "cache_creation_input_tokens" in raw):

@@ -103,14 +103,19 @@ def run(coroutine):
     return asyncio.run(coroutine)
 
 
-def test_the_bound_holds_and_the_line_says_so(host):
+def test_the_bound_holds_and_one_line_says_so(host):
     turn = Turn(host.Filter(), max_tokens=900)
-    body = run(turn.send(chat()))
+
+    async def story():
+        body = await turn.send(chat())
+        await turn.call("stream", {"choices": [], "usage": usage(700, 9, 350)})
+        await turn.call("outlet", {"model": "m", "messages": []})
+        return body
+
+    body = run(story())
     assert turn.metadata["_eunoe"]["sent"]["tokens"] <= 900
     assert len(body["messages"]) < 32
-    assert turn.lines == [
-        f"Kept {len(body['messages']) - 1} of 31 messages, {turn.metadata['_eunoe']['sent']['tokens']} of 900 tokens"
-    ]
+    assert turn.lines == [f"Kept {len(body['messages']) - 1} of 31 messages, 700 of 900 tokens, 50 % cached"]
 
 
 def test_below_the_bound_the_messages_are_the_same_objects_and_no_line_is_shown_before_the_answer(host):
@@ -342,21 +347,28 @@ def test_without_a_report_nothing_is_made_up(host):
     assert "$" not in turn.lines[0]
 
 
+def finished(turn):
+    """Play a whole turn."""
+
+    async def story():
+        await turn.send(chat())
+        await turn.call("outlet", {"model": "m", "messages": []})
+
+    run(story())
+    return turn
+
+
 def test_the_line_can_be_switched_off_by_either_side(host):
-    off = Turn(host.Filter(), max_tokens=900, show_status=False)
-    run(off.send(chat()))
     own = Turn(host.Filter(), max_tokens=900)
     own.user["valves"] = own.filter.UserValves(show_status=False)
-    run(own.send(chat()))
-    assert (off.events, own.events) == ([], [])
+    assert finished(own).events == []
+    assert finished(Turn(host.Filter(), max_tokens=900, show_status=False)).events == []
+    assert len(finished(Turn(host.Filter(), max_tokens=900)).events) == 1
 
 
 def test_only_administrators_get_the_link_to_the_run(host):
     for role in ("admin", "user"):
-        turn = Turn(
-            host.Filter(), role=role, max_tokens=900, observer_public_url="http://observer.example:7456/"
-        )
-        run(turn.send(chat()))
+        turn = finished(Turn(host.Filter(), role=role, observer_public_url="http://observer.example:7456/"))
         items = turn.events[0]["data"].get("items")
         link = f"http://observer.example:7456/runs/{turn.metadata['_eunoe']['run']}"
         assert items == (
