@@ -1,6 +1,6 @@
 # Each target's line after ## is its help.
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types bundle vendor bench screenshots clean environment
+.PHONY: help run test lint types bundle reference vendor bench screenshots clean environment
 
 # Any Python 3 will do here: filter/environments.py finds a 3.11 or 3.12 from it.
 PYTHON ?= python3
@@ -35,6 +35,9 @@ types: environment  ## check types
 
 bundle: environment  ## build filter/eunoe_filter.py from shared/eunoe and its Open WebUI host
 	$(PY) filter/amalgamate.py
+
+reference: environment  ## write docs/valves.md, docs/events.md and the README's tables from the code
+	$(PY) filter/reference.py
 
 vendor: environment  ## fetch the observer's browser libraries again, in the versions it names
 	$(PY) observer/vendor.py

@@ -29,6 +29,7 @@ from pathlib import Path
 from interpreters import VERSIONS, InterpreterMissing, PreparationError, interpreter, version_of
 
 ROOT = Path(__file__).resolve().parent.parent
+CONSTRAINTS = ROOT / "constraints.txt"
 EXTRAS = "observer,redis,dev"
 OPEN_WEBUI = "0.12.4"
 XLLAMACPP = "2026.10.11549"
@@ -230,12 +231,14 @@ def other_development() -> Path | None:
 
 
 def _development(folder: Path) -> Recipe:
-    key = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest() + f" {EXTRAS}\n"
+    made_from = (ROOT / "pyproject.toml").read_bytes() + CONSTRAINTS.read_bytes()
+    key = hashlib.sha256(made_from).hexdigest() + f" {EXTRAS}\n"
+    package = ("--editable", f"{ROOT}[{EXTRAS}]", f"--constraint={CONSTRAINTS}")
     return Recipe(
         title=f"Development environment {folder.name}",
         folder=folder,
         key=key,
-        install=lambda steps: steps.pip("installing", "install", "--editable", f"{ROOT}[{EXTRAS}]"),
+        install=lambda steps: steps.pip("installing", "install", *package),
         in_place=True,
     )
 

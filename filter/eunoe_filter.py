@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 30 files; the SHA-256 digest of their text is
-# 2c62cc781b792c9b164fc293b85bfbb0e42cf84f171dc6f88859754ee2256b97.
+# c6db8ea481a52dca3890416ba47c4f48e6f95465a964bf7481376a85863faaac.
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _SCRIPTS = (
     (re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+"), 0.70, 0.0),  # Han
     (re.compile(r"[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]+"), 0.68, 0.0),  # kana
     (re.compile(r"[\uac00-\ud7af]+"), 0.64, 0.2),  # Hangul
-    (re.compile(r"[\u0400-\u052f]+"), 0.17, 0.8),  # Cyrillic
+    (re.compile(r"[\u0400-\u052f]+"), 0.16, 0.75),  # Cyrillic
     (re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]+"), 0.32, 0.6),  # Greek
     (re.compile(r"[\u0590-\u07ff\ufb1d-\ufefc]+"), 0.37, 0.2),  # Hebrew, Arabic
     (re.compile(r"[\u0900-\u0dff]+"), 0.42, 0.0),  # scripts of India
@@ -1014,7 +1014,7 @@ class HttpSink:
         headers = {"Content-Type": "application/json", **self._headers}
         try:
             answer = client.post(self._url, content=f'{{"events":[{",".join(written)}]}}', headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # the last: a token no header can hold
             return self._failed(f"the observer can't be reached ({type(error).__name__})", None)
         if answer.is_success:
             self._delay, self.problem = RETRY_FROM, ""
@@ -1039,7 +1039,6 @@ class HttpSink:
         with self._lock:
             batch = [self._queue[i] for i in range(min(self._size, len(self._queue)))]
             self._in_flight = len(batch)
-            lost, reason = self.lost, self.lost_reason
         good: list[RunEvent] = []
         written = []
         for event in batch:
@@ -1048,6 +1047,8 @@ class HttpSink:
                 good.append(event)
             except ValueError:  # pydantic's error for what JSON can't hold
                 self._remove([event], gave_up="it could not be written")
+        with self._lock:
+            lost, reason = self.lost, self.lost_reason
         if lost and good:
             report = new_event(EventKind.LOST, good[0].run_id, LostBody(events=lost, reason=reason))
             written.insert(0, report.model_dump_json())
@@ -1067,7 +1068,7 @@ class HttpSink:
         """Take events off the queue: they have arrived, or are given up for a reason."""
         gone = {event.event_id for event in events}
         with self._lock:
-            self._in_flight = 0
+            self._in_flight = max(0, self._in_flight - len(events))
             self._queue = deque(event for event in self._queue if event.event_id not in gone)
             self.lost -= reported
             if gave_up:
@@ -3706,25 +3707,25 @@ _SECTIONS = (
     (589, "eunoe/conversation.py", 13),
     (804, "eunoe/settings.py", 12),
     (952, "eunoe/sink.py", 15),
-    (1119, "eunoe/terms.py", 13),
-    (1195, "eunoe/bonds.py", 14),
-    (1332, "eunoe/flags.py", 20),
-    (1603, "eunoe/tokens.py", 25),
-    (1745, "eunoe/weighting/static.py", 11),
-    (1765, "eunoe/weighting/keyword.py", 13),
-    (1824, "eunoe/plan.py", 16),
-    (2030, "eunoe/compress.py", 16),
-    (2207, "eunoe/job.py", 16),
-    (2315, "eunoe/ports.py", 17),
-    (2427, "eunoe/weighting/smart.py", 13),
-    (2467, "eunoe/report.py", 12),
-    (2554, "eunoe/statusline.py", 13),
-    (2620, "eunoe/draft.py", 13),
-    (2750, "eunoe/algorithms/greedy.py", 14),
-    (2802, "eunoe/anchors.py", 17),
-    (2950, "eunoe/algorithms/recency.py", 12),
-    (2975, "eunoe/selection.py", 18),
-    (3104, "eunoe/algorithms/dependency.py", 13),
-    (3139, "eunoe/orchestrator.py", 41),
-    (3323, "eunoe_hosts/open_webui.py", 42),
+    (1120, "eunoe/terms.py", 13),
+    (1196, "eunoe/bonds.py", 14),
+    (1333, "eunoe/flags.py", 20),
+    (1604, "eunoe/tokens.py", 25),
+    (1746, "eunoe/weighting/static.py", 11),
+    (1766, "eunoe/weighting/keyword.py", 13),
+    (1825, "eunoe/plan.py", 16),
+    (2031, "eunoe/compress.py", 16),
+    (2208, "eunoe/job.py", 16),
+    (2316, "eunoe/ports.py", 17),
+    (2428, "eunoe/weighting/smart.py", 13),
+    (2468, "eunoe/report.py", 12),
+    (2555, "eunoe/statusline.py", 13),
+    (2621, "eunoe/draft.py", 13),
+    (2751, "eunoe/algorithms/greedy.py", 14),
+    (2803, "eunoe/anchors.py", 17),
+    (2951, "eunoe/algorithms/recency.py", 12),
+    (2976, "eunoe/selection.py", 18),
+    (3105, "eunoe/algorithms/dependency.py", 13),
+    (3140, "eunoe/orchestrator.py", 41),
+    (3324, "eunoe_hosts/open_webui.py", 42),
 )

@@ -74,8 +74,8 @@ class Wish:
     source: str
     valves: Mapping[str, Any] = field(default_factory=dict)  # set in any case
     observer_url: str = ""  # set unless a person changed it after we had set it
-    observer_public_url: str = ""  # set where none is set: the address for browsers
     observer_token: str = ""
+    observer_public_url: str = ""  # set where none is set: the address for browsers
     activate: bool = False  # switch an existing filter on even if it was switched off
     function_id: str = FUNCTION_ID
     name: str = NAME

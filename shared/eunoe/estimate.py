@@ -39,7 +39,7 @@ _SCRIPTS = (
     (re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+"), 0.70, 0.0),  # Han
     (re.compile(r"[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]+"), 0.68, 0.0),  # kana
     (re.compile(r"[\uac00-\ud7af]+"), 0.64, 0.2),  # Hangul
-    (re.compile(r"[\u0400-\u052f]+"), 0.17, 0.8),  # Cyrillic
+    (re.compile(r"[\u0400-\u052f]+"), 0.16, 0.75),  # Cyrillic
     (re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]+"), 0.32, 0.6),  # Greek
     (re.compile(r"[\u0590-\u07ff\ufb1d-\ufefc]+"), 0.37, 0.2),  # Hebrew, Arabic
     (re.compile(r"[\u0900-\u0dff]+"), 0.42, 0.0),  # scripts of India

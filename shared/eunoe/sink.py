@@ -77,7 +77,7 @@ class HttpSink:
         headers = {"Content-Type": "application/json", **self._headers}
         try:
             answer = client.post(self._url, content=f'{{"events":[{",".join(written)}]}}', headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # the last: a token no header can hold
             return self._failed(f"the observer can't be reached ({type(error).__name__})", None)
         if answer.is_success:
             self._delay, self.problem = RETRY_FROM, ""
@@ -102,7 +102,6 @@ class HttpSink:
         with self._lock:
             batch = [self._queue[i] for i in range(min(self._size, len(self._queue)))]
             self._in_flight = len(batch)
-            lost, reason = self.lost, self.lost_reason
         good: list[RunEvent] = []
         written = []
         for event in batch:
@@ -111,6 +110,8 @@ class HttpSink:
                 good.append(event)
             except ValueError:  # pydantic's error for what JSON can't hold
                 self._remove([event], gave_up="it could not be written")
+        with self._lock:
+            lost, reason = self.lost, self.lost_reason
         if lost and good:
             report = new_event(EventKind.LOST, good[0].run_id, LostBody(events=lost, reason=reason))
             written.insert(0, report.model_dump_json())
@@ -130,7 +131,7 @@ class HttpSink:
         """Take events off the queue: they have arrived, or are given up for a reason."""
         gone = {event.event_id for event in events}
         with self._lock:
-            self._in_flight = 0
+            self._in_flight = max(0, self._in_flight - len(events))
             self._queue = deque(event for event in self._queue if event.event_id not in gone)
             self.lost -= reported
             if gave_up:

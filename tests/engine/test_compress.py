@@ -5,12 +5,14 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline_snapshot import snapshot
 
 from eunoe.compress import LEAST_TOKENS, fold_base64, lean, shorten_text, shortened
 from eunoe.tokens import ESTIMATE, TokenCounter
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 WORDS = TokenCounter(
     "words", lambda text: len(text.split())
@@ -97,6 +99,7 @@ LINES = st.lists(
 )
 
 
+@unhurried
 @given(LINES.map("\n".join), st.integers(LEAST_TOKENS, 400))
 def test_any_text_gets_at_most_the_tokens_it_may_have(text, tokens):
     assert ESTIMATE.count_text(shorten_text(text, tokens, ESTIMATE)) <= tokens
@@ -105,6 +108,7 @@ def test_any_text_gets_at_most_the_tokens_it_may_have(text, tokens):
 CODE = ["words of prose", "x = 1", "```py\ny = 2\n```", "```\n" + "z = 3\n" * 40 + "```"]
 
 
+@unhurried
 @given(st.lists(st.sampled_from(CODE), max_size=40), st.integers(LEAST_TOKENS, 300))
 def test_code_fences_stay_balanced(pieces, tokens):
     assert shorten_text("\n".join(pieces), tokens, ESTIMATE).count("```") % 2 == 0
@@ -130,6 +134,7 @@ BLOCK = '<details type="tool_calls" done="true" id="c" result="%s">\n<summary>Do
 DETAILS = BLOCK % "&quot;ok&quot;"
 
 
+@unhurried
 @given(
     st.lists(st.sampled_from([DETAILS, "words of prose\n", "more " * 50 + "\n"]), max_size=40),
     st.integers(LEAST_TOKENS, 300),
@@ -171,7 +176,7 @@ def test_json_says_where_a_text_an_item_or_a_field_is_missing():
     value = {"text": "word " * 30, "items": list(range(100)), **{f"field {i}": i for i in range(40)}}
     assert json.loads(shorten_text(json.dumps(value), 120, ESTIMATE)) == snapshot(
         {
-            "text": "word word word word word word word word word word word word word word word word  [… 30 …] word word word word word word word word ",
+            "text": "word " * 16 + " [… 30 …] " + "word " * 8,
             "items": [0, 1, 2, 3, "[… 95 …]", 99],
             "field 0": 0,
             "field 1": 1,
@@ -199,6 +204,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@unhurried
 @given(
     st.lists(JSON_VALUES, min_size=3, max_size=30)
     | st.dictionaries(st.text("abcd", max_size=6), JSON_VALUES, max_size=8)
@@ -322,6 +328,7 @@ TEXTS = st.sampled_from([LOG, "short", json.dumps(ROWS[:9]), DETAILS * 9, BASE64
 TEXT_PARTS = TEXTS.map(lambda text: {"type": "text", "text": text})
 
 
+@unhurried
 @given(
     st.sampled_from(["user", "assistant", "tool"]),
     st.lists(TEXT_PARTS | st.just(IMAGE), max_size=4),

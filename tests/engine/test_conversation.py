@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline_snapshot import snapshot
 
@@ -20,6 +20,8 @@ from eunoe.errors import BadMessages
 
 from .strategies import conversations
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 ODD_FIELDS = {"name": "Ada", "cache_control": {"type": "ephemeral"}, "x-unknown": [1, {"deep": None}]}
@@ -29,6 +31,7 @@ def read(*messages):
     return Conversation.from_openai_messages(messages)
 
 
+@unhurried
 @given(conversations())
 def test_what_goes_in_comes_out_as_the_same_unchanged_objects(messages):
     before = copy.deepcopy(messages)
@@ -237,6 +240,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@unhurried
 @given(JSON_VALUES)
 def test_calls_without_a_sensible_form_are_no_calls(value):
     calls = calls_of({"role": "assistant", "tool_calls": value})

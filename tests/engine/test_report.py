@@ -410,10 +410,10 @@ def test_with_none_no_word_of_a_user_is_in_any_event():
         "content": "zebra",
         "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": arguments}}],
     }
-    messages = [
-        {"role": "system", "content": "zebra"}, user("!tag=zebra,pin zebra"), answer("zebra"), user("zebra?"), call,
-        {"role": "tool", "tool_call_id": "c", "content": "zebra " * 300}, answer("zebra"), user("!keep_tag=zebra,target=zebra zebra " * 9),
-    ]  # fmt: skip
+    result = {"role": "tool", "tool_call_id": "c", "content": "zebra " * 300}
+    flagged, question = user("!tag=zebra,pin zebra"), user("!keep_tag=zebra,target=zebra zebra " * 9)
+    turns = [flagged, answer("zebra"), user("zebra?"), call, result, answer("zebra"), question]
+    messages = [{"role": "system", "content": "zebra"}, *turns]
     for budget in (0, 120, 5):
         request = Request(run_id="run-1", question="zebra?")
         sink = ListSink()

@@ -159,13 +159,13 @@ def event(number, **context):
     return new_event(EventKind.OUTLET, "run-1", OutletBody(calls=number), **context)
 
 
-def unwritable():
+def unwritable(number):
     return RunEvent(
-        event_id="unwritable",
+        event_id=f"unwritable {number}",
         event=EventKind.OUTLET,
         run_id="run-1",
         at="2026-01-01T00:00:00Z",
-        data={"calls": object()},
+        data={"calls": number, "odd": object()},
     )
 
 
@@ -268,19 +268,21 @@ def test_a_slow_observer_delays_no_sender(observer, sink):
     assert observer.stored == [*range(501)]
 
 
-def test_what_is_on_its_way_is_not_called_lost_when_it_arrives(observer, make_sink, constants):
+@pytest.mark.parametrize("first", [event, unwritable], ids=["all good", "one unwritable"])
+def test_what_is_on_its_way_is_not_called_lost_when_it_arrives(observer, make_sink, constants, first):
     constants(LINGER=0.2)
     sink = make_sink(observer.url, limit=10)
     observer.gate.clear()
-    send(sink, range(10))
+    sink.send(first(0))
+    send(sink, range(1, 10))
     eventually(lambda: observer.requests)
     send(sink, range(10, 20))
     observer.gate.set()
     assert delivered(sink)
     sink.send(event(20))
     assert delivered(sink)
-    lost = sum(report["events"] for report in observer.reports) + sink.lost
-    assert len(observer.stored) + lost == 21
+    eventually(lambda: sink.lost == 0)
+    assert len(observer.stored) + sum(report["events"] for report in observer.reports) == 21
 
 
 # An observer that is away
@@ -501,7 +503,7 @@ def test_an_observer_that_fails_while_it_gets_the_parts_loses_none(observer, sin
 def test_an_event_that_can_not_be_written_takes_no_other_with_it(observer, sink, constants):
     constants(LINGER=0.2)
     send(sink, range(3))
-    sink.send(unwritable())
+    sink.send(unwritable(3))
     send(sink, range(3, 6))
     assert delivered(sink)
     sink.send(event(6))
@@ -559,28 +561,30 @@ def test_an_event_that_comes_as_the_thread_ends_is_not_forgotten(observer, sink,
     assert observer.stored == [*range(60)]
 
 
-def test_the_thread_dies_with_its_sink(observer, make_sink):
-    sink = make_sink(observer.url)
-    sink.send(event(1))
-    assert delivered(sink)
-    thread, reference = sink._thread, weakref.ref(sink)
-    del sink
+def thread_of_a_sink_that_is_gone(sink, condition):
+    """Use a sink until the condition holds, then forget it."""
+    send(sink, range(3))
+    eventually(lambda: condition(sink))
+    return sink._thread, weakref.ref(sink)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_the_thread_dies_with_its_sink_even_while_the_observer_is_away(observers, make_sink, away):
+    url = f"http://127.0.0.1:{closed_port(observers)}" if away else observers().url
+    thread, reference = thread_of_a_sink_that_is_gone(
+        make_sink(url), lambda sink: sink.problem or not sink._queue
+    )
     gc.collect()
     eventually(lambda: reference() is None)
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
-def test_the_thread_dies_with_its_sink_though_the_observer_is_away(observers, make_sink):
-    sink = make_sink(f"http://127.0.0.1:{closed_port(observers)}")
+def test_a_token_that_no_header_can_hold_is_told_and_costs_neither_events_nor_threads(observer, make_sink):
+    sink = make_sink(observer.url, "schlüssel")
     send(sink, range(3))
     eventually(lambda: sink.problem)
-    thread, reference = sink._thread, weakref.ref(sink)
-    del sink
-    gc.collect()
-    eventually(lambda: reference() is None)
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    assert (sink.lost, len(sink._queue), sink._thread.is_alive()) == (0, 3, True)
 
 
 def test_two_sinks_know_nothing_of_each_other(observers, make_sink):

@@ -1,10 +1,12 @@
 """What providers report, in the shapes they report it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eunoe.usage import Usage, add_usages, read_usage
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 ANTHROPIC = {
     "input_tokens": 500,
@@ -171,6 +173,7 @@ NAMES = st.sampled_from(
 FIGURES = st.none() | st.booleans() | st.integers(-5, 10**9) | st.floats() | st.text(max_size=3)
 
 
+@unhurried
 @given(st.dictionaries(NAMES, FIGURES | st.dictionaries(NAMES, FIGURES, max_size=3), max_size=6))
 def test_no_report_makes_it_fail_or_give_a_figure_below_zero(raw):
     usage = read_usage(raw)

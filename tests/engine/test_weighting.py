@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from inline_snapshot import snapshot
 
 from eunoe.conversation import Conversation
@@ -14,6 +14,8 @@ from eunoe.weighting.smart import SmartWeightingStrategy
 from eunoe.weighting.static import StaticWeightStrategy
 
 from .strategies import conversations
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 STRATEGIES = [KeywordRelevanceStrategy(), SmartWeightingStrategy(), StaticWeightStrategy()]
 
@@ -344,7 +346,7 @@ def test_strategies_have_names_for_the_ledger():
     assert [strategy.name() for strategy in STRATEGIES] == ["keyword", "smart", "static"]
 
 
-@settings(max_examples=40, deadline=None)
+@unhurried
 @given(conversations(max_turns=4))
 def test_every_message_gets_a_score_from_zero_to_one_and_always_the_same(messages):
     conversation = Conversation.from_openai_messages(messages)
