@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 30 files; the SHA-256 digest of their text is
-# c6db8ea481a52dca3890416ba47c4f48e6f95465a964bf7481376a85863faaac.
+# f0b0c5c11a239db3c8657f4a9a64c4ff05f17fe3461810a5a06ae3ff62e34168.
 
 from __future__ import annotations
 
@@ -107,7 +107,6 @@ def _ascii_classes() -> bytes:
 
 _CLASSES = _ascii_classes()
 _WORD_STARTS = tuple(before + letter for before in (b" ", b".", b"n", b"0") for letter in (b"a", b"A"))
-_LONG_WORD = re.compile(r"[A-Za-z]{9,}")
 _LOWER_WORD = re.compile(r"[a-z]+")
 _DIGITS = re.compile(r"[0-9]{1,3}")
 _ACCENTED = re.compile(r"[\u0080-\u024f\u1e00-\u1eff]")
@@ -135,7 +134,7 @@ _ENGLISH = frozenset(
     "get come made may i you he she at me just they our".split()
 )
 _ENGLISH_SHARE = 0.12
-SAFETY = 1.06  # a bound that is kept on paper only is none
+SAFETY = 1.08  # a bound that is kept on paper only is none
 _TOKENS_A_LETTER = 0.32
 
 
@@ -163,23 +162,27 @@ def _latin_tokens(text: str) -> float:
     count = classes.count
     letters, signs = count(b"a") + count(b"A"), count(b".")
     starts = sum(map(count, _WORD_STARTS))
-    long_words = _LONG_WORD.findall(text)
-    words = 1.02 * starts + 0.27 * (sum(map(len, long_words)) - 8 * len(long_words))
+    words = 0.95 * starts
     if starts >= 12 and signs < 0.12 * letters and _english_share(text) < _ENGLISH_SHARE:
         words = max(words, _TOKENS_A_LETTER * letters)
-    mixed = count(b"aA") + 0.33 * count(b"AA") + 0.2 * (count(b"a0") + count(b"0a"))
+    # Tokenizers put a single sign and the word after it into one piece more often than not.
+    before_letter = count(b".a") + count(b".A")
+    sign_runs = signs - count(b"..") - before_letter
+    humps = count(b"aA")
+    # Names such as `parseHttpBody` have long pieces that are tokens; base64 and the like have short ones.
+    per_hump = 0.6 if letters > 4 * (starts + humps) else 1.7
+    mixed = per_hump * humps + 0.25 * count(b"AA") + 0.1 * (count(b"a0") + count(b"0a"))
     digits = len(_DIGITS.findall(text)) if b"0" in classes else 0
-    sign_pairs = count(b"..")
     breaks = count(b"n") - count(b"nn")
     indents = count(b"  ") - count(b"   ")
     return (
         words
         + mixed
-        + digits
-        + 0.93 * (signs - sign_pairs)
-        + 0.35 * sign_pairs
-        + 0.8 * breaks
-        + 0.6 * indents
+        + 1.1 * digits
+        + 0.69 * before_letter
+        + 1.06 * sign_runs
+        + 0.41 * breaks
+        + 0.54 * indents
     )
 
 
@@ -1014,7 +1017,11 @@ class HttpSink:
         headers = {"Content-Type": "application/json", **self._headers}
         try:
             answer = client.post(self._url, content=f'{{"events":[{",".join(written)}]}}', headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # the last: a token no header can hold
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            ValueError,
+        ) as error:  # the last: a token no header can hold
             return self._failed(f"the observer can't be reached ({type(error).__name__})", None)
         if answer.is_success:
             self._delay, self.problem = RETRY_FROM, ""
@@ -1602,7 +1609,7 @@ def _strip(raw: RawMessage) -> tuple[tuple[Flag, ...], tuple[str, ...], RawMessa
 # ──── eunoe/tokens.py ───────────────────────────────────────────────────────────────────────────────────────
 
 MESSAGE_OVERHEAD = 4  # role and separators of one message in OpenAI's chat format (cookbook: 3 to 4)
-TOOL_OVERHEAD = 8  # what wraps one function definition when a provider renders it
+TOOL_OVERHEAD = 4  # what wraps one function definition when a provider renders it
 
 # Flat prices of parts that are not text. An image is that of a 1024 x 1024 picture at high detail for
 # gpt-4o (85 + 4 x 170); audio is OpenAI's ten tokens a second at 16 kB a second.
@@ -1640,7 +1647,7 @@ class TokenCounter:
 
     def count_tools(self, tools: Sequence[Any]) -> int:
         """Count tool definitions as the JSON that a provider is sent."""
-        return sum(TOOL_OVERHEAD + self.count_text(compact_json(tool)) for tool in tools)
+        return sum(TOOL_OVERHEAD + self.count_text(spaced_json(tool)) for tool in tools)
 
     def _field_tokens(self, key: str, value: Any) -> int:
         if key == "content":
@@ -1649,7 +1656,7 @@ class TokenCounter:
             return 0
         if key == "images" and isinstance(value, list):  # Ollama's form
             return IMAGE_TOKENS * len(value)
-        return self.count_text(value if isinstance(value, str) else compact_json(value))
+        return self.count_text(value if isinstance(value, str) else spaced_json(value))
 
     def _content_tokens(self, content: Any) -> int:
         if isinstance(content, str):
@@ -1725,6 +1732,11 @@ _COUNTS: Memo[int] = Memo(50_000)
 def message_tokens(counter: TokenCounter, digest: str, raw: RawMessage) -> int:
     """Count a message, once for each content and counter."""
     return _COUNTS.get(f"{counter.name} {digest}", lambda: counter.count_message(raw))
+
+
+def spaced_json(value: Any) -> str:
+    """Write a value as JSON as templates render it, with spaces: about a fifth more tokens than without."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def compact_json(value: Any) -> str:
@@ -3700,32 +3712,32 @@ def locate(error: BaseException) -> list[str]:
 _SECTIONS = (
     (54, "eunoe/errors.py", 14),
     (92, "eunoe/estimate.py", 14),
-    (193, "eunoe/events.py", 17),
-    (365, "eunoe/memo.py", 8),
-    (392, "eunoe/usage.py", 11),
-    (495, "eunoe/budget.py", 10),
-    (589, "eunoe/conversation.py", 13),
-    (804, "eunoe/settings.py", 12),
-    (952, "eunoe/sink.py", 15),
-    (1120, "eunoe/terms.py", 13),
-    (1196, "eunoe/bonds.py", 14),
-    (1333, "eunoe/flags.py", 20),
-    (1604, "eunoe/tokens.py", 25),
-    (1746, "eunoe/weighting/static.py", 11),
-    (1766, "eunoe/weighting/keyword.py", 13),
-    (1825, "eunoe/plan.py", 16),
-    (2031, "eunoe/compress.py", 16),
-    (2208, "eunoe/job.py", 16),
-    (2316, "eunoe/ports.py", 17),
-    (2428, "eunoe/weighting/smart.py", 13),
-    (2468, "eunoe/report.py", 12),
-    (2555, "eunoe/statusline.py", 13),
-    (2621, "eunoe/draft.py", 13),
-    (2751, "eunoe/algorithms/greedy.py", 14),
-    (2803, "eunoe/anchors.py", 17),
-    (2951, "eunoe/algorithms/recency.py", 12),
-    (2976, "eunoe/selection.py", 18),
-    (3105, "eunoe/algorithms/dependency.py", 13),
-    (3140, "eunoe/orchestrator.py", 41),
-    (3324, "eunoe_hosts/open_webui.py", 42),
+    (196, "eunoe/events.py", 17),
+    (368, "eunoe/memo.py", 8),
+    (395, "eunoe/usage.py", 11),
+    (498, "eunoe/budget.py", 10),
+    (592, "eunoe/conversation.py", 13),
+    (807, "eunoe/settings.py", 12),
+    (955, "eunoe/sink.py", 15),
+    (1127, "eunoe/terms.py", 13),
+    (1203, "eunoe/bonds.py", 14),
+    (1340, "eunoe/flags.py", 20),
+    (1611, "eunoe/tokens.py", 25),
+    (1758, "eunoe/weighting/static.py", 11),
+    (1778, "eunoe/weighting/keyword.py", 13),
+    (1837, "eunoe/plan.py", 16),
+    (2043, "eunoe/compress.py", 16),
+    (2220, "eunoe/job.py", 16),
+    (2328, "eunoe/ports.py", 17),
+    (2440, "eunoe/weighting/smart.py", 13),
+    (2480, "eunoe/report.py", 12),
+    (2567, "eunoe/statusline.py", 13),
+    (2633, "eunoe/draft.py", 13),
+    (2763, "eunoe/algorithms/greedy.py", 14),
+    (2815, "eunoe/anchors.py", 17),
+    (2963, "eunoe/algorithms/recency.py", 12),
+    (2988, "eunoe/selection.py", 18),
+    (3117, "eunoe/algorithms/dependency.py", 13),
+    (3152, "eunoe/orchestrator.py", 41),
+    (3336, "eunoe_hosts/open_webui.py", 42),
 )

@@ -12,6 +12,7 @@ from install import OpenWebUI
 from processes import DIRECT
 
 OPENAI = "https://api.openai.com/v1"  # where a key without an address belongs
+LOCAL_MODEL = "gemma3-270m"  # as filter/llama.py names it
 OLLAMA = "http://127.0.0.1:11434"
 
 
@@ -74,11 +75,25 @@ def connect(server: OpenWebUI, provider: Provider, local: str) -> None:
             "OPENAI_API_CONFIGS": configs,
         },
     )
+    if provider.local:
+        without_tools(server)
     if provider.ollama:
         ollama = server.call("GET", "/ollama/config")
         others = [url for url in ollama["OLLAMA_BASE_URLS"] if url not in {provider.url, OLLAMA}]
         form = {**ollama, "ENABLE_OLLAMA_API": True, "OLLAMA_BASE_URLS": [provider.url, *others]}
         server.call("POST", "/ollama/config/update", form)
+
+
+def without_tools(server: OpenWebUI) -> None:
+    """Send the local model none of Open WebUI's tools, unless somebody has set it up already.
+
+    They are more than 5,000 tokens of its 8,192, and so small a model can't call any.
+    """
+    if LOCAL_MODEL in {model["id"] for model in server.call("GET", "/api/v1/models/export") or []}:
+        return
+    meta = {"capabilities": {"builtin_tools": False}}
+    form = {"id": LOCAL_MODEL, "base_model_id": None, "name": LOCAL_MODEL, "params": {}, "meta": meta}
+    server.call("POST", "/api/v1/models/create", form)
 
 
 def _with(

@@ -255,7 +255,8 @@ Eunoe runs (started in {seconds:.0f} s).
   Data        {choices.data}, logs in {choices.data / "logs"}
 
 To see it at work soon, lower the budget: in Open WebUI go to Admin Panel > Functions > Eunoe > the gear,
-set "Largest prompt, in tokens" to 7000, and chat for a few turns. Ctrl-C stops everything.
+set "Largest prompt, in tokens" to {1000 if provider.local else 7000}, and chat for a few turns.
+Ctrl-C stops everything.
 """
 
 

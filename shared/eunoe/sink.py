@@ -77,7 +77,11 @@ class HttpSink:
         headers = {"Content-Type": "application/json", **self._headers}
         try:
             answer = client.post(self._url, content=f'{{"events":[{",".join(written)}]}}', headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # the last: a token no header can hold
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            ValueError,
+        ) as error:  # the last: a token no header can hold
             return self._failed(f"the observer can't be reached ({type(error).__name__})", None)
         if answer.is_success:
             self._delay, self.problem = RETRY_FROM, ""

@@ -23,7 +23,7 @@ except ImportError:
     tiktoken = None  # type: ignore[assignment]  # a host without it gets the estimate
 
 MESSAGE_OVERHEAD = 4  # role and separators of one message in OpenAI's chat format (cookbook: 3 to 4)
-TOOL_OVERHEAD = 8  # what wraps one function definition when a provider renders it
+TOOL_OVERHEAD = 4  # what wraps one function definition when a provider renders it
 
 # Flat prices of parts that are not text. An image is that of a 1024 x 1024 picture at high detail for
 # gpt-4o (85 + 4 x 170); audio is OpenAI's ten tokens a second at 16 kB a second.
@@ -61,7 +61,7 @@ class TokenCounter:
 
     def count_tools(self, tools: Sequence[Any]) -> int:
         """Count tool definitions as the JSON that a provider is sent."""
-        return sum(TOOL_OVERHEAD + self.count_text(compact_json(tool)) for tool in tools)
+        return sum(TOOL_OVERHEAD + self.count_text(spaced_json(tool)) for tool in tools)
 
     def _field_tokens(self, key: str, value: Any) -> int:
         if key == "content":
@@ -70,7 +70,7 @@ class TokenCounter:
             return 0
         if key == "images" and isinstance(value, list):  # Ollama's form
             return IMAGE_TOKENS * len(value)
-        return self.count_text(value if isinstance(value, str) else compact_json(value))
+        return self.count_text(value if isinstance(value, str) else spaced_json(value))
 
     def _content_tokens(self, content: Any) -> int:
         if isinstance(content, str):
@@ -146,6 +146,11 @@ _COUNTS: Memo[int] = Memo(50_000)
 def message_tokens(counter: TokenCounter, digest: str, raw: RawMessage) -> int:
     """Count a message, once for each content and counter."""
     return _COUNTS.get(f"{counter.name} {digest}", lambda: counter.count_message(raw))
+
+
+def spaced_json(value: Any) -> str:
+    """Write a value as JSON as templates render it, with spaces: about a fifth more tokens than without."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def compact_json(value: Any) -> str:

@@ -25,24 +25,16 @@ MODEL = "gemma3-270m"
 
 @pytest.fixture
 def llama(installed: OpenWebUI, tmp_path: Path) -> Iterator[Server]:
-    """A llama.cpp server that Open WebUI knows, its built-in tools off: they would take a minute to read."""
+    """A llama.cpp server that Open WebUI knows, as `make run` connects it."""
     port = free_port()
     python = environments.llama() / "bin" / "python"
     script = Path(environments.__file__).with_name("llama.py")
     command = [str(python), str(script), "--port", str(port), "--context", "4096", "--reply", "12"]
     server = Server.start("The local model", command, tmp_path / "llama.log", os.environ)
     openai = installed.call("GET", "/openai/config")
-    form = {
-        "id": MODEL,
-        "base_model_id": None,
-        "name": MODEL,
-        "params": {},
-        "meta": {"capabilities": {"builtin_tools": False}},
-    }
     try:
         server.wait(f"http://127.0.0.1:{port}/health", 120)
         connect(installed, Provider(local_url(port), "local", local=True), local_url(port))
-        installed.call("POST", "/api/v1/models/create", form)
         installed.call("GET", "/api/models?refresh=true")
         yield server
     finally:

@@ -20,6 +20,7 @@ import pytest
 import run
 from install import Account, OpenWebUI
 from processes import free_port, is_free
+from provider import LOCAL_MODEL
 
 from .client import Chat, Client
 from .hosting import tell
@@ -135,6 +136,32 @@ def test_a_trial_from_first_start_to_second(
     server.http.close()
     assert second.stop(signal.SIGTERM) == 0
     assert all(is_free(port) for port in ports(env)), "a server was left behind"
+
+
+def test_with_nothing_set_a_local_model_answers_and_its_window_holds_the_chat(
+    env: dict[str, str], started: list[Run], tmp_path: Path, mark: str
+) -> None:
+    del env["OPENAI_API_BASE_URL"], env["OPENAI_API_KEY"]
+    env["OLLAMA_BASE_URL"] = f"http://127.0.0.1:{free_port()}"  # nobody answers there
+    trial = Run(env, tmp_path / "local.log")
+    started.append(trial)
+    trial.wait_until_it_runs()
+    assert "a small local model" in trial.said
+    server = signed_in(env, trial.said)
+    turn = Client(server).say(Chat([LOCAL_MODEL]), f"{mark} hello")
+    assert turn.error is None
+    deadline = time.monotonic() + 20
+    observer = f"http://127.0.0.1:{env['EUNOE_OBSERVER_PORT']}"
+    while (
+        not (runs := httpx.get(f"{observer}/runs.json", trust_env=False).json()["runs"])
+        or not runs[0]["finished"]
+    ):
+        assert time.monotonic() < deadline, runs
+        time.sleep(0.1)
+    assert (runs[0]["context_window"], runs[0]["tokens_tools"], runs[0]["over_limit"]) == (8192, 0, False)
+    assert runs[0]["prompt_tokens"] == turn.replies[0]["usage"]["prompt_tokens"]
+    server.http.close()
+    assert trial.stop() == 0
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,8 @@ def test_two_texts_share_the_room_by_their_size():
 
 
 def test_what_can_not_be_shortened_sensibly_is_not():
+    many_parts = tool([{"type": "text", "text": "word " * 40}] * 12)
+    assert shortened(many_parts, 40, WORDS) is None
     assert shortened(tool(LOG), LEAST_TOKENS, ESTIMATE) is None
     assert shortened(answer([IMAGE, IMAGE]), 100, ESTIMATE) is None
     arguments = json.dumps({"text": "word " * 400})

@@ -65,7 +65,7 @@ class Observer:
     def take(self, handler):
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         events = json.loads(body)["events"]
-        self.requests.append((handler.path, dict(handler.headers), events))
+        self.requests.append((handler.requestline.split()[1], dict(handler.headers), events))
         self.times.append(time.monotonic())
         self.gate.wait(PATIENCE)
         answer = self.rule(events)

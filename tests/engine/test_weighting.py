@@ -287,15 +287,10 @@ def test_an_answer_keeps_its_own_weight_if_that_is_more():
     assert scores(SmartWeightingStrategy(), messages) == [FLOOR, 1.0, 1.0]
 
 
-def test_an_answer_takes_nothing_over_from_an_earlier_turn_or_an_instruction():
-    messages = [
-        user("harbor"),
-        user("Hm."),
-        answer("Well."),
-        {"role": "system", "content": "s"},
-        user("harbor?"),
-    ]
-    assert scores(SmartWeightingStrategy(), messages) == pytest.approx([1.0, FLOOR, FLOOR, FLOOR, 1.0])
+def test_an_answer_takes_nothing_over_from_an_earlier_turn_and_an_instruction_nothing_at_all():
+    rule = {"role": "system", "content": "Be brief."}
+    messages = [user("harbor"), rule, answer("Yes."), user("Hm."), answer("Well."), user("harbor?")]
+    assert scores(SmartWeightingStrategy(), messages) == pytest.approx([1.0, FLOOR, 0.8, FLOOR, FLOOR, 1.0])
     assert scores(SmartWeightingStrategy(), [answer("Welcome."), user("harbor?")]) == [FLOOR, 1.0]
 
 
