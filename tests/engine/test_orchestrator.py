@@ -18,7 +18,13 @@ from eunoe.tokens import ESTIMATE, TokenCounter
 from eunoe.usage import Usage
 from eunoe.weighting.static import StaticWeightStrategy
 
-WORDS = TokenCounter("words", lambda text: len(text.split()))  # a message costs its words and 4, a request 3
+
+def count_words(text):
+    """Count a token a word; calls and tool definitions, which are JSON, are one."""
+    return 1 if text.startswith(("{", "[{")) else len(text.split())
+
+
+WORDS = TokenCounter("words", count_words)  # a message costs its words and 4, a request 3
 
 
 @pytest.fixture(autouse=True)
@@ -261,7 +267,7 @@ def test_the_input_is_not_changed_and_what_is_kept_is_the_same_object():
 
 
 def test_tool_definitions_and_text_the_host_adds_take_their_room():
-    tools = [{"type": "function", "function": {"name": "look", "description": words(40)}}]
+    tools = [{"type": "function", "function": {"name": "look"}}] * 5
     bare = plan_of([*chat(8), QUESTION], 300)
     laden = plan_of([*chat(8), QUESTION], 300, tools=tools, unseen_tokens=30)
     assert laden.overhead_tokens == 3 + WORDS.count_tools(tools) + 30
@@ -349,6 +355,12 @@ def test_a_long_tool_loop_sheds_its_oldest_steps_and_leaves_no_gap():
         ]
     )
     assert sent(plan) == [0, 1, 4, *range(15, 21)]
+
+
+def test_an_older_step_that_would_fit_does_not_stay_without_the_ones_after_it():
+    messages = [*loop(1, size=2), call("big"), result("big", words(500)), *loop(2, size=2)[1:]]
+    plan = plan_of(messages, 130)
+    assert sent(plan) == [0, 5, 6, 7, 8]
 
 
 def test_the_loop_sheds_more_as_it_grows_and_never_exceeds_the_budget():

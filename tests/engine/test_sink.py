@@ -10,6 +10,7 @@ import time
 import weakref
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 
 from eunoe.events import EventKind, OutletBody, RunEvent, new_event
@@ -205,12 +206,16 @@ def test_the_token_goes_with_every_batch(observer, make_sink, constants):
     }
 
 
-def test_events_travel_together_and_in_order(observer, sink, constants):
-    constants(LINGER=0.3)
-    send(sink, range(250))
+def test_events_leave_soon_but_wait_a_little_for_company(observer, sink, constants):
+    constants(IDLE=60, LINGER=0.3)
+    sink.send(event(0))
+    assert delivered(sink), "an event must not wait until the thread would end"
+    for start in range(1, 251, 50):
+        send(sink, range(start, start + 50))
+        time.sleep(0.005)
     assert delivered(sink)
-    assert observer.stored == [*range(250)]
-    assert observer.sizes == [100, 100, 50]
+    assert observer.stored == [*range(251)]
+    assert observer.sizes == [1, 100, 100, 50]
 
 
 def test_events_that_come_one_by_one_arrive_in_order(observer, sink):
@@ -559,6 +564,33 @@ def test_an_event_that_comes_as_the_thread_ends_is_not_forgotten(observer, sink,
         time.sleep(0.003 + number % 7 / 1000)
     assert delivered(sink)
     assert observer.stored == [*range(60)]
+
+
+def test_an_event_that_comes_while_the_thread_is_on_its_way_out_starts_another(observer, sink, monkeypatch):
+    on_its_way, may_go = threading.Event(), threading.Event()
+    leave = httpx.Client.__exit__
+
+    def leave_slowly(client, *error):
+        on_its_way.set()
+        may_go.wait(PATIENCE)
+        return leave(client, *error)
+
+    monkeypatch.setattr(httpx.Client, "__exit__", leave_slowly)
+    sink.send(event(1))
+    assert on_its_way.wait(PATIENCE)
+    sink.send(event(2))
+    assert delivered(sink)
+    may_go.set()
+    assert observer.stored == [1, 2]
+
+
+def test_a_thread_that_is_gone_without_a_word_is_replaced_as_in_a_forked_worker(observer, sink):
+    sink._thread = threading.Thread(target=int)
+    sink._thread.start()
+    sink._thread.join()
+    sink.send(event(1))
+    assert delivered(sink)
+    assert observer.stored == [1]
 
 
 def thread_of_a_sink_that_is_gone(sink, condition):
