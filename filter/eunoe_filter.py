@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 30 files; the SHA-256 digest of their text is
-# f0b0c5c11a239db3c8657f4a9a64c4ff05f17fe3461810a5a06ae3ff62e34168.
+# 130e6e61c3894f780282cd099c00a6fec8322e7231efa8877cd23cbfeef140f7.
 
 from __future__ import annotations
 
@@ -2883,7 +2883,7 @@ def _place_newest_step(draft: Draft, layout: Layout) -> None:
     if not layout.steps:
         return
     newest = layout.steps[-1].messages
-    if draft.claim(newest, Reason.NEWEST_STEP, within=int(draft.room * NEWEST_STEP_SHARE)):
+    if draft.claim(newest, Reason.NEWEST_STEP):
         return
     if not draft.claim_shortened(newest, Reason.NEWEST_STEP, within=int(draft.room * NEWEST_STEP_SHARE)):
         draft.claim_shortened(newest, Reason.NEWEST_STEP, within=draft.room)
@@ -2937,8 +2937,12 @@ def _place_recent(draft: Draft, layout: Layout, directives: Directives) -> None:
 
 
 def _place_last_turn(draft: Draft, turn: Turn) -> None:
-    """Keep the turn before the question: whole, or its question and answer with shortened tool steps."""
-    share = int(draft.room * LAST_TURN_SHARE)
+    """Keep the turn before the question: whole, or its question and answer with shortened tool steps.
+
+    A tool's newest results are what the question is likely about: with them it may take all the room.
+    """
+    has_results = any(block.is_exchange for block in turn.steps)
+    share = draft.room if has_results else int(draft.room * LAST_TURN_SHARE)
     if draft.claim(turn.messages, Reason.LAST_TURN, within=share):
         return
     if draft.claim_lean(turn.messages, Reason.LAST_TURN, within=share):
@@ -3735,9 +3739,9 @@ _SECTIONS = (
     (2633, "eunoe/draft.py", 13),
     (2763, "eunoe/algorithms/greedy.py", 14),
     (2815, "eunoe/anchors.py", 17),
-    (2963, "eunoe/algorithms/recency.py", 12),
-    (2988, "eunoe/selection.py", 18),
-    (3117, "eunoe/algorithms/dependency.py", 13),
-    (3152, "eunoe/orchestrator.py", 41),
-    (3336, "eunoe_hosts/open_webui.py", 42),
+    (2967, "eunoe/algorithms/recency.py", 12),
+    (2992, "eunoe/selection.py", 18),
+    (3121, "eunoe/algorithms/dependency.py", 13),
+    (3156, "eunoe/orchestrator.py", 41),
+    (3340, "eunoe_hosts/open_webui.py", 42),
 )

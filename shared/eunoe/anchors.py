@@ -85,7 +85,7 @@ def _place_newest_step(draft: Draft, layout: Layout) -> None:
     if not layout.steps:
         return
     newest = layout.steps[-1].messages
-    if draft.claim(newest, Reason.NEWEST_STEP, within=int(draft.room * NEWEST_STEP_SHARE)):
+    if draft.claim(newest, Reason.NEWEST_STEP):
         return
     if not draft.claim_shortened(newest, Reason.NEWEST_STEP, within=int(draft.room * NEWEST_STEP_SHARE)):
         draft.claim_shortened(newest, Reason.NEWEST_STEP, within=draft.room)
@@ -139,8 +139,12 @@ def _place_recent(draft: Draft, layout: Layout, directives: Directives) -> None:
 
 
 def _place_last_turn(draft: Draft, turn: Turn) -> None:
-    """Keep the turn before the question: whole, or its question and answer with shortened tool steps."""
-    share = int(draft.room * LAST_TURN_SHARE)
+    """Keep the turn before the question: whole, or its question and answer with shortened tool steps.
+
+    A tool's newest results are what the question is likely about: with them it may take all the room.
+    """
+    has_results = any(block.is_exchange for block in turn.steps)
+    share = draft.room if has_results else int(draft.room * LAST_TURN_SHARE)
     if draft.claim(turn.messages, Reason.LAST_TURN, within=share):
         return
     if draft.claim_lean(turn.messages, Reason.LAST_TURN, within=share):

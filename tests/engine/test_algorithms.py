@@ -47,12 +47,10 @@ def conversation_of(*rows):
     )
 
 
-def chosen(algorithm, conversation, budget, keep=(), never=(), **constraints):
+def chosen(algorithm, conversation, budget, keep=(), never=()):
     """List the positions an algorithm chooses."""
     ids = [m.id for m in conversation.messages]
-    limits = ConstraintSet(
-        keep=frozenset(ids[i] for i in keep), never=frozenset(ids[i] for i in never), **constraints
-    )
+    limits = ConstraintSet(keep=frozenset(ids[i] for i in keep), never=frozenset(ids[i] for i in never))
     keep = algorithm.select(conversation, TokenBudget(budget), limits, ESTIMATE).keep
     return sorted(ids.index(name) for name in keep)
 
