@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 30 files; the SHA-256 digest of their text is
-# 130e6e61c3894f780282cd099c00a6fec8322e7231efa8877cd23cbfeef140f7.
+# 242dcefdaa1e1e68551e6f6e11f96492fd1a447cf3ea7efa0999afb46e7aa5e1.
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import traceback
+import unicodedata
 import uuid
 import weakref
 from collections import Counter, deque
@@ -392,6 +393,9 @@ class Memo(Generic[Value]):
 
 # ──── eunoe/usage.py ────────────────────────────────────────────────────────────────────────────────────────
 
+LARGEST_FIGURE = 10**12  # tokens or money; a larger one is a fault of whoever reports it
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The tokens and the money of one model call; None where the provider said nothing.
@@ -460,26 +464,19 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _first(raw: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = raw.get(name)
-        if (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and value >= 0
-        ):
-            return int(value)
-    return None
+    figures = (_figure(raw.get(name)) for name in names)
+    return next((int(figure) for figure in figures if figure is not None), None)
 
 
 def _money(value: Any) -> float | None:
-    if (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
-    ):
-        return float(value)
+    figure = _figure(value)
+    return None if figure is None else float(figure)
+
+
+def _figure(value: Any) -> int | float | None:
+    """Give a number that a report can mean; None for anything else, infinity and a minus included."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST_FIGURE:
+        return value
     return None
 
 
@@ -931,13 +928,13 @@ def environment_name(field: str) -> str:
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
-    """Read settings from environment variables; what is not there has its default.
+    """Read settings from environment variables; what is not there or empty has its default.
 
     Raises:
         BadSetting: a value can't be used; names the variable.
     """
     names = {environment_name(field): field for field in Settings.model_fields}
-    given = {names[name]: value for name, value in environment.items() if name in names}
+    given = {names[name]: value for name, value in environment.items() if name in names and value != ""}
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
@@ -1171,6 +1168,8 @@ def read_terms(text: str) -> Terms:
     """Cut a text into stemmed terms without stop words; scripts without spaces give pairs of characters."""
     if len(text) > _READ_FROM_START + _READ_FROM_END:
         text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
     counts: Counter[str] = Counter()
     for token in _TOKEN.findall(text.lower()):
         if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
@@ -2621,7 +2620,12 @@ def short_number(number: int) -> str:
 
 def _billed(billed: Usage) -> Sequence[str]:
     parts = []
-    if billed.cached_tokens is not None and billed.prompt_tokens:
+    # More cached than sent is what a host's mixture of several calls looks like; it says nothing.
+    if (
+        billed.cached_tokens is not None
+        and billed.prompt_tokens
+        and billed.cached_tokens <= billed.prompt_tokens
+    ):
         parts.append(f"{100 * billed.cached_tokens / billed.prompt_tokens:.0f} % cached")
     if billed.cost_usd is not None:
         parts.append(f"${billed.cost_usd:.4f}")
@@ -2789,7 +2793,8 @@ def fill_by_weight(
     """Fill the budget with turns, the heaviest first; of two alike the newer."""
     kept = set(constraints.keep)
     spent = sum(m.token_count for m in conversation.messages if m.id in kept)
-    room = budget.max_tokens - spent if budget.max_tokens else None
+    limit = bound_of(budget).tokens
+    room = None if limit is None else limit - spent
     turns = turns_of(conversation.messages)
     for turn in sorted(turns, key=lambda t: (turn_weight(t, recency), t.messages[0].position), reverse=True):
         for part in forms_of(turn):
@@ -3714,34 +3719,34 @@ def locate(error: BaseException) -> list[str]:
 
 # Where each source file starts in this one; error reports use it.
 _SECTIONS = (
-    (54, "eunoe/errors.py", 14),
-    (92, "eunoe/estimate.py", 14),
-    (196, "eunoe/events.py", 17),
-    (368, "eunoe/memo.py", 8),
-    (395, "eunoe/usage.py", 11),
-    (498, "eunoe/budget.py", 10),
-    (592, "eunoe/conversation.py", 13),
-    (807, "eunoe/settings.py", 12),
-    (955, "eunoe/sink.py", 15),
-    (1127, "eunoe/terms.py", 13),
-    (1203, "eunoe/bonds.py", 14),
-    (1340, "eunoe/flags.py", 20),
-    (1611, "eunoe/tokens.py", 25),
-    (1758, "eunoe/weighting/static.py", 11),
-    (1778, "eunoe/weighting/keyword.py", 13),
-    (1837, "eunoe/plan.py", 16),
-    (2043, "eunoe/compress.py", 16),
-    (2220, "eunoe/job.py", 16),
-    (2328, "eunoe/ports.py", 17),
-    (2440, "eunoe/weighting/smart.py", 13),
-    (2480, "eunoe/report.py", 12),
-    (2567, "eunoe/statusline.py", 13),
-    (2633, "eunoe/draft.py", 13),
-    (2763, "eunoe/algorithms/greedy.py", 14),
-    (2815, "eunoe/anchors.py", 17),
-    (2967, "eunoe/algorithms/recency.py", 12),
-    (2992, "eunoe/selection.py", 18),
-    (3121, "eunoe/algorithms/dependency.py", 13),
-    (3156, "eunoe/orchestrator.py", 41),
-    (3340, "eunoe_hosts/open_webui.py", 42),
+    (55, "eunoe/errors.py", 14),
+    (93, "eunoe/estimate.py", 14),
+    (197, "eunoe/events.py", 17),
+    (369, "eunoe/memo.py", 8),
+    (396, "eunoe/usage.py", 9),
+    (495, "eunoe/budget.py", 10),
+    (589, "eunoe/conversation.py", 13),
+    (804, "eunoe/settings.py", 12),
+    (952, "eunoe/sink.py", 15),
+    (1124, "eunoe/terms.py", 14),
+    (1202, "eunoe/bonds.py", 14),
+    (1339, "eunoe/flags.py", 20),
+    (1610, "eunoe/tokens.py", 25),
+    (1757, "eunoe/weighting/static.py", 11),
+    (1777, "eunoe/weighting/keyword.py", 13),
+    (1836, "eunoe/plan.py", 16),
+    (2042, "eunoe/compress.py", 16),
+    (2219, "eunoe/job.py", 16),
+    (2327, "eunoe/ports.py", 17),
+    (2439, "eunoe/weighting/smart.py", 13),
+    (2479, "eunoe/report.py", 12),
+    (2566, "eunoe/statusline.py", 13),
+    (2637, "eunoe/draft.py", 13),
+    (2767, "eunoe/algorithms/greedy.py", 14),
+    (2820, "eunoe/anchors.py", 17),
+    (2972, "eunoe/algorithms/recency.py", 12),
+    (2997, "eunoe/selection.py", 18),
+    (3126, "eunoe/algorithms/dependency.py", 13),
+    (3161, "eunoe/orchestrator.py", 41),
+    (3345, "eunoe_hosts/open_webui.py", 42),
 )

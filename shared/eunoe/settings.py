@@ -136,13 +136,13 @@ def environment_name(field: str) -> str:
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
-    """Read settings from environment variables; what is not there has its default.
+    """Read settings from environment variables; what is not there or empty has its default.
 
     Raises:
         BadSetting: a value can't be used; names the variable.
     """
     names = {environment_name(field): field for field in Settings.model_fields}
-    given = {names[name]: value for name, value in environment.items() if name in names}
+    given = {names[name]: value for name, value in environment.items() if name in names and value != ""}
     try:
         return Settings.model_validate(given)
     except ValidationError as error:

@@ -67,7 +67,12 @@ def short_number(number: int) -> str:
 
 def _billed(billed: Usage) -> Sequence[str]:
     parts = []
-    if billed.cached_tokens is not None and billed.prompt_tokens:
+    # More cached than sent is what a host's mixture of several calls looks like; it says nothing.
+    if (
+        billed.cached_tokens is not None
+        and billed.prompt_tokens
+        and billed.cached_tokens <= billed.prompt_tokens
+    ):
         parts.append(f"{100 * billed.cached_tokens / billed.prompt_tokens:.0f} % cached")
     if billed.cost_usd is not None:
         parts.append(f"${billed.cost_usd:.4f}")

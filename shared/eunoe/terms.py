@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ def read_terms(text: str) -> Terms:
     """Cut a text into stemmed terms without stop words; scripts without spaces give pairs of characters."""
     if len(text) > _READ_FROM_START + _READ_FROM_END:
         text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
     counts: Counter[str] = Counter()
     for token in _TOKEN.findall(text.lower()):
         if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):

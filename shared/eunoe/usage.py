@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+LARGEST_FIGURE = 10**12  # tokens or money; a larger one is a fault of whoever reports it
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +77,19 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _first(raw: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = raw.get(name)
-        if (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and value >= 0
-        ):
-            return int(value)
-    return None
+    figures = (_figure(raw.get(name)) for name in names)
+    return next((int(figure) for figure in figures if figure is not None), None)
 
 
 def _money(value: Any) -> float | None:
-    if (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
-    ):
-        return float(value)
+    figure = _figure(value)
+    return None if figure is None else float(figure)
+
+
+def _figure(value: Any) -> int | float | None:
+    """Give a number that a report can mean; None for anything else, infinity and a minus included."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST_FIGURE:
+        return value
     return None
 
 

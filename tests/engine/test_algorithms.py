@@ -8,7 +8,7 @@ from eunoe.algorithms.dependency import DependencyAwareAlgorithm
 from eunoe.algorithms.greedy import GreedyByWeightAlgorithm, forms_of
 from eunoe.algorithms.recency import RecencyBiasedAlgorithm
 from eunoe.bonds import turns_of
-from eunoe.budget import TokenBudget
+from eunoe.budget import TokenBudget, TokenTargetBudget
 from eunoe.conversation import Conversation
 from eunoe.errors import BadSetting
 from eunoe.ports import ConstraintSet, SelectionResult
@@ -260,3 +260,10 @@ def test_algorithms_have_names_for_the_ledger():
         DependencyAwareAlgorithm(GreedyByWeightAlgorithm()),
     )
     assert [a.name() for a in algorithms] == ["greedy_by_weight", "recency_biased", "dependency_aware"]
+
+
+@every_algorithm
+def test_a_target_is_a_limit_too(algorithm):
+    conversation = conversation_of(("user", 1, 40), ("assistant", 1, 40), ("user", 1, 40))
+    target = TokenTargetBudget(50, overshoot=0)
+    assert len(algorithm.select(conversation, target, ConstraintSet(), ESTIMATE).keep) == 1

@@ -144,3 +144,7 @@ def test_a_value_out_of_its_range_is_refused(bad):
 
 def test_fields_of_other_versions_are_ignored():
     assert Settings.model_validate({"max_tokens": 5, "summary_model": "gone"}) == Settings(max_tokens=5)
+
+
+def test_an_empty_variable_means_the_default():
+    assert settings_from({"EUNOE_MAX_TOKENS": "", "EUNOE_OBSERVER_URL": ""}) == Settings()

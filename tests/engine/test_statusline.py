@@ -132,3 +132,7 @@ def test_a_shortened_message_counts_as_sent():
 def test_it_survives_the_way_from_hook_to_hook():
     figures = sent(notices=("One.", "Two."), over_limit=True, limit=None)
     assert Sent.from_plain(json.loads(json.dumps(figures.as_plain()))) == figures
+
+
+def test_more_cached_than_sent_is_not_told():
+    assert "cached" not in status_line(Sent(1, 1, 10, None, False, ()), Usage(5409, 29, 7994), 5409)

@@ -197,3 +197,7 @@ def test_a_sum_with_an_unknown_part_is_unknown():
     assert add_usages([Usage(100, 10, 50, 5, 0.25), Usage(200, 20)]) == Usage(300, 30)
     assert add_usages([Usage(100, 10), Usage()]) == Usage()
     assert add_usages([]) == Usage()
+
+
+def test_a_figure_that_can_not_be_true_counts_as_not_reported():
+    assert read_usage({"prompt_tokens": 10**400, "cost": float("inf")}) == Usage()

@@ -360,3 +360,7 @@ def test_a_long_chat_is_weighed_in_a_blink():
     started = time.process_time()
     scores(SmartWeightingStrategy(), messages)
     assert time.process_time() - started < 3
+
+
+def test_accents_written_as_signs_of_their_own_are_the_same_letters():
+    assert read_terms("cafe\u0301").counts == read_terms("caf\u00e9").counts

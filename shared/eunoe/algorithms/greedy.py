@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..bonds import Turn, turns_of
-from ..budget import Budget
+from ..budget import Budget, bound_of
 from ..conversation import Conversation, Message
 from ..ports import ConstraintSet, SelectionResult
 from ..tokens import TokenCounter
@@ -40,7 +40,8 @@ def fill_by_weight(
     """Fill the budget with turns, the heaviest first; of two alike the newer."""
     kept = set(constraints.keep)
     spent = sum(m.token_count for m in conversation.messages if m.id in kept)
-    room = budget.max_tokens - spent if budget.max_tokens else None
+    limit = bound_of(budget).tokens
+    room = None if limit is None else limit - spent
     turns = turns_of(conversation.messages)
     for turn in sorted(turns, key=lambda t: (turn_weight(t, recency), t.messages[0].position), reverse=True):
         for part in forms_of(turn):
