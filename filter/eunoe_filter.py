@@ -8,8 +8,8 @@ required_open_webui_version: 0.11.2
 """
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
-# It is Eunoe 0.1.0, made of 30 files; the SHA-256 digest of their text is
-# 242dcefdaa1e1e68551e6f6e11f96492fd1a447cf3ea7efa0999afb46e7aa5e1.
+# It is Eunoe 0.1.0, made of 31 files; the SHA-256 digest of their text is
+# dc65a0a143ebba080abb906f262c87b427b0fd6238378021c12ab8751f501c08.
 
 from __future__ import annotations
 
@@ -490,6 +490,76 @@ def _total_money(values: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(value for value in known if value is not None)
 
 
+# ──── eunoe/terms.py ────────────────────────────────────────────────────────────────────────────────────────
+
+# A long log says what it is about at its ends; reading all of it would cost more than it tells.
+_READ_FROM_START, _READ_FROM_END = 16_000, 8_000
+
+_TOKEN = re.compile(
+    r"[a-z0-9\u00c0-\u024f\u0370-\u0dff\u10a0-\u177f\u1800-\u1fff]+"
+    r"|[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
+)
+# Thai, Lao, Tibetan, Burmese and Khmer; kana, Han and Hangul.
+_WITHOUT_SPACES = re.compile(
+    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]"
+)
+
+_STOP = frozenset(
+    "a about after again all also am an and any are as at be because been before being both but by can could did do "
+    "does doing down during each few for from further had has have having he her here hers him his how i if in into "
+    "is it its itself just let like ll me more most my no nor not now of off on once only or other our out over own "
+    "please re same she should so some such than that the their them then there these they this those through to too "
+    "under until up ve very was we were what when where which while who whom why will with would you your yours "
+    "der die das und ist ein eine nicht mit von zu den im für auf le la les des et est un une que dans pour el los "
+    "las y es en por con para".split()
+)
+
+_STEM_ENDINGS = ("ingly", "edly", "ation", "ities", "ness", "ment", "ings", "ing", "ies", "ied", "ers", "est")
+_KEPT_ENDINGS = ("ss", "ay", "ey", "oy", "uy")  # as in class, display, monkey, deploy, buy
+_SHORT_ENDINGS = ("ed", "es", "er", "ly", "al", "s", "e", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How often each term occurs in a text, and how many terms it has."""
+
+    counts: Mapping[str, int]
+    length: int
+
+
+def read_terms(text: str) -> Terms:
+    """Cut a text into stemmed terms without stop words; scripts without spaces give pairs of characters."""
+    if len(text) > _READ_FROM_START + _READ_FROM_END:
+        text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
+    counts: Counter[str] = Counter()
+    for token in _TOKEN.findall(text.lower()):
+        if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
+            counts.update(token[i : i + 2] for i in range(max(1, len(token) - 1)))
+        elif token not in _STOP:
+            counts[stem(token)] += 1
+    return Terms(counts, counts.total())
+
+
+@functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
+def stem(word: str) -> str:
+    """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
+    if len(word) < 4 or not word.isascii() or word.isdigit():
+        return word
+    for ending in _STEM_ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return _undoubled(word[: -len(ending)])
+    for ending in _SHORT_ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith(_KEPT_ENDINGS):
+            return _undoubled(word[: -len(ending)])
+    return word
+
+
+def _undoubled(root: str) -> str:
+    return root[:-1] if len(root) > 3 and root[-1] == root[-2] and root[-1] not in "ls" else root
+
+
 # ──── eunoe/budget.py ───────────────────────────────────────────────────────────────────────────────────────
 
 # A reply reserve that nobody asked for never takes more of a small window than this.
@@ -849,8 +919,9 @@ class Settings(BaseModel):
     weighting: Literal["smart", "keyword", "static"] = Field(
         "smart",
         title="How messages are weighed",
-        description="`smart` compares words with the question, lends a question's weight to its answer and "
-        "lowers tool messages; `keyword` only compares words; `static` weighs all alike.",
+        description="`smart` compares words with the question, looks at what stands beside a match, who spoke "
+        "and when, lends a question's weight to its answer and lowers tool messages; `keyword` only compares "
+        "words; `static` weighs all alike.",
     )
     tool_penalty: float = Field(
         0.5,
@@ -1119,82 +1190,153 @@ def _ended(sink: HttpSink) -> bool:
         return True
 
 
-# ──── eunoe/terms.py ────────────────────────────────────────────────────────────────────────────────────────
+# ──── eunoe/relevance.py ────────────────────────────────────────────────────────────────────────────────────
 
-# A long log says what it is about at its ends; reading all of it would cost more than it tells.
-_READ_FROM_START, _READ_FROM_END = 16_000, 8_000
+# BM25's usual constants fit documents; on chat messages these kept more of the evidence.
+_K1, _B = 0.9, 0.4
 
-_TOKEN = re.compile(
-    r"[a-z0-9\u00c0-\u024f\u0370-\u0dff\u10a0-\u177f\u1800-\u1fff]+"
-    r"|[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
-)
-# Thai, Lao, Tibetan, Burmese and Khmer; kana, Han and Hangul.
-_WITHOUT_SPACES = re.compile(
-    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]"
-)
+# What a message takes over of the scores of the four before it, and of the four after it.
+_FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 
-_STOP = frozenset(
-    "a about after again all also am an and any are as at be because been before being both but by can could did do "
-    "does doing down during each few for from further had has have having he her here hers him his how i if in into "
-    "is it its itself just let like ll me more most my no nor not now of off on once only or other our out over own "
-    "please re same she should so some such than that the their them then there these they this those through to too "
-    "under until up ve very was we were what when where which while who whom why will with would you your yours "
-    "der die das und ist ein eine nicht mit von zu den im für auf le la les des et est un une que dans pour el los "
-    "las y es en por con para".split()
-)
+_STRETCH_SHARE = 0.2  # of the score of its whole stretch of conversation
+_STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
+_SPEAKER_FACTOR = 1.8  # if the question names who wrote it
+_DATE_BONUS = 0.4  # if the question names the month it was written in
+_MOST_TERMS = 100  # of a question; a pasted page asks for its rarest words only
 
-_STEM_ENDINGS = ("ingly", "edly", "ation", "ities", "ness", "ment", "ings", "ing", "ies", "ied", "ers", "est")
-_KEPT_ENDINGS = ("ss", "ay", "ey", "oy", "uy")  # as in class, display, monkey, deploy, buy
-_SHORT_ENDINGS = ("ed", "es", "er", "ly", "al", "s", "e", "y")
+_SPEAKER = re.compile(r"\s*(?:\[[^\]\n]{4,60}\]\s*)?([^\W\d_][\w'’-]{1,24}):\s")
+_HEADING = re.compile(r"\s*\[([^\]\n]{4,60})\]")
+_MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+           "november", "december")  # fmt: skip
+_MONTH = re.compile(r"\b(" + "|".join(_MONTHS) + r")\b(?:[ ,]+(?:\d{1,2}[ ,]+)?(\d{4}))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """How often each term occurs in a text, and how many terms it has."""
+class Features:
+    """What of a message is compared with questions; read once for each content."""
 
-    counts: Mapping[str, int]
-    length: int
-
-
-_KNOWN: Memo[Terms] = Memo(20_000)
+    terms: Terms
+    speaker: str  # who a line such as `Ada: …` says is speaking; empty if there is none
+    date: tuple[str, str]  # month and year of a heading such as `[8 May, 2023]`; empty if there is none
 
 
-def terms_of(digest: str, text: str) -> Terms:
-    """Give the terms of a text, once for each digest."""
-    return _KNOWN.get(digest, lambda: read_terms(text))
+_FEATURES: Memo[Features] = Memo(20_000)
 
 
-def read_terms(text: str) -> Terms:
-    """Cut a text into stemmed terms without stop words; scripts without spaces give pairs of characters."""
-    if len(text) > _READ_FROM_START + _READ_FROM_END:
-        text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
-    counts: Counter[str] = Counter()
-    for token in _TOKEN.findall(text.lower()):
-        if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
-            counts.update(token[i : i + 2] for i in range(max(1, len(token) - 1)))
-        elif token not in _STOP:
-            counts[stem(token)] += 1
-    return Terms(counts, counts.total())
+def features_of(digest: str, text: str) -> Features:
+    """Give the features of a text, once for each digest."""
+    return _FEATURES.get(digest, lambda: _read(text))
 
 
-@functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
-def stem(word: str) -> str:
-    """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
-    if len(word) < 4 or not word.isascii() or word.isdigit():
-        return word
-    for ending in _STEM_ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            return _undoubled(word[: -len(ending)])
-    for ending in _SHORT_ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith(_KEPT_ENDINGS):
-            return _undoubled(word[: -len(ending)])
-    return word
+def relevance(messages: Sequence[Features], question: str) -> list[float]:
+    """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
+    asked = read_terms(question)
+    own = bm25([message.terms for message in messages], asked)
+    scores = _scaled(_lent_to_neighbors(own))
+    stretches = _stretches(messages)
+    topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
+    for (start, end), topic in zip(stretches, topics, strict=False):
+        for i in range(start, end):
+            scores[i] += _STRETCH_SHARE * topic
+    _raise_speaker(scores, messages, asked)
+    _raise_dates(scores, messages, question)
+    return _scaled(scores)
 
 
-def _undoubled(root: str) -> str:
-    return root[:-1] if len(root) > 3 and root[-1] == root[-2] and root[-1] not in "ls" else root
+def bm25(documents: Sequence[Terms], query: Terms) -> list[float]:
+    """Score documents by Okapi BM25 (Robertson and Zaragoza 2009), with an inverse frequency above 0."""
+    scores = [0.0] * len(documents)
+    lengths = [document.length for document in documents]
+    mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
+    norms = [_K1 * (1 - _B + _B * length / mean) for length in lengths]
+    for holders in _rarest(documents, query):
+        rarity = math.log(1 + (len(documents) - len(holders) + 0.5) / (len(holders) + 0.5))
+        for i, count in holders:
+            scores[i] += rarity * count * (_K1 + 1) / (count + norms[i])
+    return scores
+
+
+def _rarest(documents: Sequence[Terms], query: Terms) -> list[list[tuple[int, int]]]:
+    """Say for each term of the query which documents hold it how often; the rarest terms if there are many."""
+    counts = [document.counts for document in documents]
+    holders = [[(i, n) for i, c in enumerate(counts) if (n := c.get(term))] for term in query.counts]
+    return sorted(filter(None, holders), key=len)[:_MOST_TERMS]
+
+
+def _lent_to_neighbors(own: Sequence[float]) -> list[float]:
+    scores = list(own)
+    for i, score in enumerate(own):
+        if score:
+            for distance, share in enumerate(_FROM_BEFORE, start=1):
+                if i + distance < len(own):
+                    scores[i + distance] += share * score
+            for distance, share in enumerate(_FROM_AFTER, start=1):
+                if i >= distance:
+                    scores[i - distance] += share * score
+    return scores
+
+
+def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
+    """Cut the chat into stretches: at dated headings where it has some, else at equal lengths."""
+    marks = [i for i, message in enumerate(messages) if message.date[0]]
+    if len(marks) < 2:
+        marks = list(range(0, len(messages), _STRETCH_LENGTH))
+    starts = marks if marks and marks[0] == 0 else [0, *marks]
+    return list(zip(starts, [*starts[1:], len(messages)], strict=True))
+
+
+def _stretch_scores(
+    messages: Sequence[Features], stretches: Sequence[tuple[int, int]], asked: Terms
+) -> list[float]:
+    joined = []
+    for start, end in stretches:
+        counts: Counter[str] = Counter()
+        for message in messages[start:end]:
+            for term in asked.counts:
+                if count := message.terms.counts.get(term):
+                    counts[term] += count
+        joined.append(Terms(counts, sum(message.terms.length for message in messages[start:end])))
+    return bm25(joined, asked)
+
+
+def _raise_speaker(scores: list[float], messages: Sequence[Features], asked: Terms) -> None:
+    """Raise what was said by the one participant whom the question names."""
+    speakers = {message.speaker for message in messages if message.speaker}
+    named = {speaker for speaker in speakers if set(read_terms(speaker).counts) & set(asked.counts)}
+    if len(speakers) < 2 or len(named) != 1:
+        return
+    for i, message in enumerate(messages):
+        if message.speaker in named:
+            scores[i] *= _SPEAKER_FACTOR
+
+
+def _raise_dates(scores: list[float], messages: Sequence[Features], question: str) -> None:
+    """Raise what was written in a month that the question names, in its year if it names one."""
+    wanted = {(month.lower(), year) for month, year in _MONTH.findall(question)}
+    if not wanted:
+        return
+    month = year = ""
+    for i, message in enumerate(messages):
+        if message.date[0]:
+            month, year = message.date
+        if any(month == m and y in {"", year} for m, y in wanted):
+            scores[i] += _DATE_BONUS
+
+
+def _scaled(scores: list[float]) -> list[float]:
+    best = max(scores, default=0.0)
+    return [score / best for score in scores] if best else scores
+
+
+def _read(text: str) -> Features:
+    speaker = _SPEAKER.match(text)
+    heading = _HEADING.match(text)
+    date = _MONTH.search(heading[1]) if heading else None
+    return Features(
+        read_terms(text),
+        speaker[1] if speaker else "",
+        (date[1].lower(), date[2] or "") if date else ("", ""),
+    )
 
 
 # ──── eunoe/bonds.py ────────────────────────────────────────────────────────────────────────────────────────
@@ -1774,8 +1916,6 @@ class StaticWeightStrategy:
 
 # ──── eunoe/weighting/keyword.py ────────────────────────────────────────────────────────────────────────────
 
-# BM25's usual constants fit documents; on chat messages these kept more of the evidence (LoCoMo).
-_K1, _B = 0.9, 0.4
 FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
 
 
@@ -1803,31 +1943,27 @@ class KeywordRelevanceStrategy:
 def keyword_scores(
     messages: Sequence[Message], query: str, question: Message | None, floor: float
 ) -> dict[str, float]:
-    """Score messages against `query`; the question itself is no document, or it would dwarf the others."""
+    """Score messages by the words they share with `query`, the best with 1."""
+    return scores_of(
+        messages, question, floor, lambda features: bm25([f.terms for f in features], read_terms(query))
+    )
+
+
+def scores_of(
+    messages: Sequence[Message],
+    question: Message | None,
+    floor: float,
+    score: Callable[[Sequence[Features]], Sequence[float]],
+) -> dict[str, float]:
+    """Score all but the question, which as a document would dwarf the others, and scale from `floor` to 1."""
     others = [message for message in messages if question is None or message.id != question.id]
-    documents = [terms_of(message.digest, message.text) for message in others]
-    raw = bm25(documents, read_terms(query))
+    raw = score([features_of(message.digest, message.text) for message in others])
     best = max(raw, default=0.0)
     scores = {
         m.id: floor + (1 - floor) * s / best if best else floor for m, s in zip(others, raw, strict=True)
     }
     if question is not None:
         scores[question.id] = 1.0
-    return scores
-
-
-def bm25(documents: Sequence[Terms], query: Terms) -> list[float]:
-    """Score documents by Okapi BM25 (Robertson and Zaragoza 2009), with an inverse frequency above 0."""
-    scores = [0.0] * len(documents)
-    lengths = [document.length for document in documents]
-    mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
-    for term in query.counts:
-        holders = [(i, count) for i, document in enumerate(documents) if (count := document.counts.get(term))]
-        if not holders:
-            continue
-        rarity = math.log(1 + (len(documents) - len(holders) + 0.5) / (len(holders) + 0.5))
-        for i, count in holders:
-            scores[i] += rarity * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * lengths[i] / mean))
     return scores
 
 
@@ -2437,10 +2573,10 @@ class SystemClock:
 # ──── eunoe/weighting/smart.py ──────────────────────────────────────────────────────────────────────────────
 
 class SmartWeightingStrategy:
-    """Multiplies keyword relevance, raised to the question's for answers, by a penalty for tool messages.
+    """Multiplies relevance, raised to the question's for answers, by a penalty for tool messages.
 
-    relevance = max(keyword, pair_coherence x keyword of the question before) x tool_penalty where it
-    is a tool message or calls one.
+    relevance = max(own, pair_coherence x that of the question before) x tool_penalty where it is a tool
+    message or calls one; `own` looks at words, neighbors, the stretch, who spoke and when.
     """
 
     def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = FLOOR) -> None:
@@ -2457,21 +2593,28 @@ class SmartWeightingStrategy:
         overrides = context or {}
         penalty = float(overrides.get("tool_penalty", self._tool_penalty))
         coherence = float(overrides.get("pair_coherence", self._pair_coherence))
-        keyword = await asyncio.to_thread(keyword_scores, messages, query, conversation.question, self._floor)
-        relevance, asked = {}, 0.0
+        fitting = await asyncio.to_thread(
+            scores_of, messages, conversation.question, self._floor, sharpened(query)
+        )
+        scores, asked = {}, 0.0
         for message in messages:
-            own = keyword[message.id]
+            own = fitting[message.id]
             if message.role == "user":
                 asked = own
             elif not message.is_instruction:
                 own = max(own, coherence * asked)
             is_tool = message.is_result or message.calls_tools
-            relevance[message.id] = own * penalty if is_tool else own
-        return relevance
+            scores[message.id] = own * penalty if is_tool else own
+        return scores
 
     def name(self) -> str:
         """Name the strategy."""
         return "smart"
+
+
+def sharpened(query: str) -> Callable[[Sequence[Features]], list[float]]:
+    """Score by the square of relevance, so that recency, which comes on top, decides between what fits alike."""
+    return lambda features: [score * score for score in relevance(features, query)]
 
 
 # ──── eunoe/report.py ───────────────────────────────────────────────────────────────────────────────────────
@@ -3724,29 +3867,30 @@ _SECTIONS = (
     (197, "eunoe/events.py", 17),
     (369, "eunoe/memo.py", 8),
     (396, "eunoe/usage.py", 9),
-    (495, "eunoe/budget.py", 10),
-    (589, "eunoe/conversation.py", 13),
-    (804, "eunoe/settings.py", 12),
-    (952, "eunoe/sink.py", 15),
-    (1124, "eunoe/terms.py", 14),
-    (1202, "eunoe/bonds.py", 14),
-    (1339, "eunoe/flags.py", 20),
-    (1610, "eunoe/tokens.py", 25),
-    (1757, "eunoe/weighting/static.py", 11),
-    (1777, "eunoe/weighting/keyword.py", 13),
-    (1836, "eunoe/plan.py", 16),
-    (2042, "eunoe/compress.py", 16),
-    (2219, "eunoe/job.py", 16),
-    (2327, "eunoe/ports.py", 17),
-    (2439, "eunoe/weighting/smart.py", 13),
-    (2479, "eunoe/report.py", 12),
-    (2566, "eunoe/statusline.py", 13),
-    (2637, "eunoe/draft.py", 13),
-    (2767, "eunoe/algorithms/greedy.py", 14),
-    (2820, "eunoe/anchors.py", 17),
-    (2972, "eunoe/algorithms/recency.py", 12),
-    (2997, "eunoe/selection.py", 18),
-    (3126, "eunoe/algorithms/dependency.py", 13),
-    (3161, "eunoe/orchestrator.py", 41),
-    (3345, "eunoe_hosts/open_webui.py", 42),
+    (495, "eunoe/terms.py", 12),
+    (565, "eunoe/budget.py", 10),
+    (659, "eunoe/conversation.py", 13),
+    (874, "eunoe/settings.py", 12),
+    (1023, "eunoe/sink.py", 15),
+    (1195, "eunoe/relevance.py", 19),
+    (1344, "eunoe/bonds.py", 14),
+    (1481, "eunoe/flags.py", 20),
+    (1752, "eunoe/tokens.py", 25),
+    (1899, "eunoe/weighting/static.py", 11),
+    (1919, "eunoe/weighting/keyword.py", 13),
+    (1972, "eunoe/plan.py", 16),
+    (2178, "eunoe/compress.py", 16),
+    (2355, "eunoe/job.py", 16),
+    (2463, "eunoe/ports.py", 17),
+    (2575, "eunoe/weighting/smart.py", 14),
+    (2622, "eunoe/report.py", 12),
+    (2709, "eunoe/statusline.py", 13),
+    (2780, "eunoe/draft.py", 13),
+    (2910, "eunoe/algorithms/greedy.py", 14),
+    (2963, "eunoe/anchors.py", 17),
+    (3115, "eunoe/algorithms/recency.py", 12),
+    (3140, "eunoe/selection.py", 18),
+    (3269, "eunoe/algorithms/dependency.py", 13),
+    (3304, "eunoe/orchestrator.py", 41),
+    (3488, "eunoe_hosts/open_webui.py", 42),
 )

@@ -57,8 +57,9 @@ class Settings(BaseModel):
     weighting: Literal["smart", "keyword", "static"] = Field(
         "smart",
         title="How messages are weighed",
-        description="`smart` compares words with the question, lends a question's weight to its answer and "
-        "lowers tool messages; `keyword` only compares words; `static` weighs all alike.",
+        description="`smart` compares words with the question, looks at what stands beside a match, who spoke "
+        "and when, lends a question's weight to its answer and lowers tool messages; `keyword` only compares "
+        "words; `static` weighs all alike.",
     )
     tool_penalty: float = Field(
         0.5,

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .memo import Memo
-
 # A long log says what it is about at its ends; reading all of it would cost more than it tells.
 _READ_FROM_START, _READ_FROM_END = 16_000, 8_000
 
@@ -44,14 +42,6 @@ class Terms:
 
     counts: Mapping[str, int]
     length: int
-
-
-_KNOWN: Memo[Terms] = Memo(20_000)
-
-
-def terms_of(digest: str, text: str) -> Terms:
-    """Give the terms of a text, once for each digest."""
-    return _KNOWN.get(digest, lambda: read_terms(text))
 
 
 def read_terms(text: str) -> Terms:

@@ -5,12 +5,12 @@ import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from inline_snapshot import snapshot
 
 from eunoe.conversation import Conversation
-from eunoe.terms import Terms, read_terms, stem, terms_of
-from eunoe.weighting.keyword import FLOOR, KeywordRelevanceStrategy, bm25
-from eunoe.weighting.smart import SmartWeightingStrategy
+from eunoe.relevance import bm25, features_of
+from eunoe.terms import Terms, read_terms, stem
+from eunoe.weighting.keyword import FLOOR, KeywordRelevanceStrategy, scores_of
+from eunoe.weighting.smart import SmartWeightingStrategy, sharpened
 from eunoe.weighting.static import StaticWeightStrategy
 
 from .strategies import conversations
@@ -127,9 +127,9 @@ def test_of_a_very_long_text_only_the_ends_are_read():
 
 
 def test_terms_are_read_once_for_each_digest():
-    first = terms_of("a digest of this test alone", "harbor")
-    assert terms_of("a digest of this test alone", "never read") is first
-    assert first == Terms({"harbor": 1}, 1)
+    first = features_of("a digest of this test alone", "harbor")
+    assert features_of("a digest of this test alone", "never read") is first
+    assert first.terms == Terms({"harbor": 1}, 1)
 
 
 # BM25
@@ -232,11 +232,13 @@ def test_without_a_word_to_go_by_all_are_at_the_floor():
 # Smart
 
 
-def smart(messages, keyword_of, **options):
-    context = options.pop("context", None)
-    query = options.pop("query", None)
-    keyword = dict(zip("abcdefgh", scores(KeywordRelevanceStrategy(), messages, query), strict=False))
-    return scores(SmartWeightingStrategy(**options), messages, query, context), keyword_of(keyword)
+def smart(messages, expected_of, **options):
+    """Give the scores, and what `expected_of` makes of each message's own relevance."""
+    conversation = Conversation.from_openai_messages(messages)
+    question = conversation.question
+    own = scores_of(conversation.messages, question, FLOOR, sharpened(question.text))
+    by_letter = dict(zip("abcdefgh", (own[m.id] for m in conversation.messages), strict=False))
+    return scores(SmartWeightingStrategy(**options), messages), expected_of(by_letter)
 
 
 TOOLS = [
@@ -257,41 +259,41 @@ def test_answers_take_over_their_questions_weight_and_tools_are_lowered():
         lambda k: [
             k["a"],
             k["b"],
-            0.8 * k["b"] * 0.5,
+            max(k["c"], 0.8 * k["b"]) * 0.5,
             max(k["d"], 0.8 * k["b"]) * 0.5,
-            0.8 * k["b"],
-            FLOOR,
-            FLOOR,
+            max(k["e"], 0.8 * k["b"]),
+            k["f"],
+            max(k["g"], 0.8 * k["f"]),
             1.0,
         ],
     )
     assert found == pytest.approx(expected)
-    assert found == pytest.approx(
-        snapshot(
-            [
-                0.655248174867734,
-                0.32527328406053185,
-                0.13010931362421274,
-                0.5,
-                0.2602186272484255,
-                0.05,
-                0.05,
-                1.0,
-            ]
-        )
-    )
+
+
+def test_what_stands_beside_a_match_counts_without_a_word_of_the_question():
+    messages = [
+        user("How deep is the harbor?"),
+        answer("Twelve."),
+        *[user("Hm."), answer("Well.")] * 4,
+        user("harbor?"),
+    ]
+    found = scores(SmartWeightingStrategy(pair_coherence=0), messages)
+    assert found[0] == 1.0 > found[1] > found[2] > found[8] == FLOOR
 
 
 def test_an_answer_keeps_its_own_weight_if_that_is_more():
     messages = [user("Tell me."), answer("harbor"), user("harbor?")]
-    assert scores(SmartWeightingStrategy(), messages) == [FLOOR, 1.0, 1.0]
+    before, found, question = scores(SmartWeightingStrategy(), messages)
+    assert before < found == question == 1.0
 
 
 def test_an_answer_takes_nothing_over_from_an_earlier_turn_and_an_instruction_nothing_at_all():
     rule = {"role": "system", "content": "Be brief."}
-    messages = [user("harbor"), rule, answer("Yes."), user("Hm."), answer("Well."), user("harbor?")]
-    assert scores(SmartWeightingStrategy(), messages) == pytest.approx([1.0, FLOOR, 0.8, FLOOR, FLOOR, 1.0])
-    assert scores(SmartWeightingStrategy(), [answer("Welcome."), user("harbor?")]) == [FLOOR, 1.0]
+    far = [user("Hm."), answer("Well.")] * 3
+    messages = [user("harbor"), rule, answer("Yes."), *far, user("harbor?")]
+    found = scores(SmartWeightingStrategy(), messages)
+    assert found[2] == 0.8 > found[1]
+    assert found[-2] == FLOOR
 
 
 def test_the_factors_are_options():
@@ -300,18 +302,18 @@ def test_the_factors_are_options():
         lambda k: [
             k["a"],
             k["b"],
-            0.5 * k["b"] * 0.1,
+            max(k["c"], 0.5 * k["b"]) * 0.1,
             max(k["d"], 0.5 * k["b"]) * 0.1,
-            0.5 * k["b"],
-            FLOOR,
-            FLOOR,
+            max(k["e"], 0.5 * k["b"]),
+            k["f"],
+            max(k["g"], 0.5 * k["f"]),
             1.0,
         ],
         tool_penalty=0.1,
         pair_coherence=0.5,
     )
     assert found == pytest.approx(expected)
-    assert scores(SmartWeightingStrategy(floor=0.3), TOOLS)[5] == 0.3
+    assert min(scores(SmartWeightingStrategy(floor=0.3, tool_penalty=1), TOOLS)) >= 0.3
 
 
 def test_a_turn_may_override_the_factors():
@@ -321,7 +323,6 @@ def test_a_turn_may_override_the_factors():
     assert overridden == scores(SmartWeightingStrategy(0.1, 0.5), TOOLS)
     nothing = scores(SmartWeightingStrategy(), TOOLS, context={"tool_penalty": 0, "pair_coherence": 0})
     assert nothing[2:4] == [0, 0]
-    assert nothing[4] == FLOOR
 
 
 def test_an_old_style_call_is_a_tool_message_too():

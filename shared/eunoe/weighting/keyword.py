@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..conversation import Conversation, Message
-from ..terms import Terms, read_terms, terms_of
+from ..relevance import Features, bm25, features_of
+from ..terms import read_terms
 
-# BM25's usual constants fit documents; on chat messages these kept more of the evidence (LoCoMo).
-_K1, _B = 0.9, 0.4
 FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
 
 
@@ -39,29 +37,25 @@ class KeywordRelevanceStrategy:
 def keyword_scores(
     messages: Sequence[Message], query: str, question: Message | None, floor: float
 ) -> dict[str, float]:
-    """Score messages against `query`; the question itself is no document, or it would dwarf the others."""
+    """Score messages by the words they share with `query`, the best with 1."""
+    return scores_of(
+        messages, question, floor, lambda features: bm25([f.terms for f in features], read_terms(query))
+    )
+
+
+def scores_of(
+    messages: Sequence[Message],
+    question: Message | None,
+    floor: float,
+    score: Callable[[Sequence[Features]], Sequence[float]],
+) -> dict[str, float]:
+    """Score all but the question, which as a document would dwarf the others, and scale from `floor` to 1."""
     others = [message for message in messages if question is None or message.id != question.id]
-    documents = [terms_of(message.digest, message.text) for message in others]
-    raw = bm25(documents, read_terms(query))
+    raw = score([features_of(message.digest, message.text) for message in others])
     best = max(raw, default=0.0)
     scores = {
         m.id: floor + (1 - floor) * s / best if best else floor for m, s in zip(others, raw, strict=True)
     }
     if question is not None:
         scores[question.id] = 1.0
-    return scores
-
-
-def bm25(documents: Sequence[Terms], query: Terms) -> list[float]:
-    """Score documents by Okapi BM25 (Robertson and Zaragoza 2009), with an inverse frequency above 0."""
-    scores = [0.0] * len(documents)
-    lengths = [document.length for document in documents]
-    mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
-    for term in query.counts:
-        holders = [(i, count) for i, document in enumerate(documents) if (count := document.counts.get(term))]
-        if not holders:
-            continue
-        rarity = math.log(1 + (len(documents) - len(holders) + 0.5) / (len(holders) + 0.5))
-        for i, count in holders:
-            scores[i] += rarity * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * lengths[i] / mean))
     return scores

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..conversation import Conversation, Message
-from .keyword import FLOOR, keyword_scores
+from ..relevance import Features, relevance
+from .keyword import FLOOR, scores_of
 
 
 class SmartWeightingStrategy:
-    """Multiplies keyword relevance, raised to the question's for answers, by a penalty for tool messages.
+    """Multiplies relevance, raised to the question's for answers, by a penalty for tool messages.
 
-    relevance = max(keyword, pair_coherence x keyword of the question before) x tool_penalty where it
-    is a tool message or calls one.
+    relevance = max(own, pair_coherence x that of the question before) x tool_penalty where it is a tool
+    message or calls one; `own` looks at words, neighbors, the stretch, who spoke and when.
     """
 
     def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = FLOOR) -> None:
@@ -31,18 +32,25 @@ class SmartWeightingStrategy:
         overrides = context or {}
         penalty = float(overrides.get("tool_penalty", self._tool_penalty))
         coherence = float(overrides.get("pair_coherence", self._pair_coherence))
-        keyword = await asyncio.to_thread(keyword_scores, messages, query, conversation.question, self._floor)
-        relevance, asked = {}, 0.0
+        fitting = await asyncio.to_thread(
+            scores_of, messages, conversation.question, self._floor, sharpened(query)
+        )
+        scores, asked = {}, 0.0
         for message in messages:
-            own = keyword[message.id]
+            own = fitting[message.id]
             if message.role == "user":
                 asked = own
             elif not message.is_instruction:
                 own = max(own, coherence * asked)
             is_tool = message.is_result or message.calls_tools
-            relevance[message.id] = own * penalty if is_tool else own
-        return relevance
+            scores[message.id] = own * penalty if is_tool else own
+        return scores
 
     def name(self) -> str:
         """Name the strategy."""
         return "smart"
+
+
+def sharpened(query: str) -> Callable[[Sequence[Features]], list[float]]:
+    """Score by the square of relevance, so that recency, which comes on top, decides between what fits alike."""
+    return lambda features: [score * score for score in relevance(features, query)]

@@ -1,0 +1,163 @@
+"""How well each message of a chat fits a question, without a model.
+
+BM25 over stemmed terms, then what a chat knows beyond words: an answer stands near its question, so a
+message lends part of its score to those beside it; a stretch of conversation has a topic; a question may
+name who said it, or when. The constants were read off two corpora of chats with known evidence.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .memo import Memo
+from .terms import Terms, read_terms
+
+# BM25's usual constants fit documents; on chat messages these kept more of the evidence.
+_K1, _B = 0.9, 0.4
+
+# What a message takes over of the scores of the four before it, and of the four after it.
+_FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
+
+_STRETCH_SHARE = 0.2  # of the score of its whole stretch of conversation
+_STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
+_SPEAKER_FACTOR = 1.8  # if the question names who wrote it
+_DATE_BONUS = 0.4  # if the question names the month it was written in
+_MOST_TERMS = 100  # of a question; a pasted page asks for its rarest words only
+
+_SPEAKER = re.compile(r"\s*(?:\[[^\]\n]{4,60}\]\s*)?([^\W\d_][\w'’-]{1,24}):\s")
+_HEADING = re.compile(r"\s*\[([^\]\n]{4,60})\]")
+_MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+           "november", "december")  # fmt: skip
+_MONTH = re.compile(r"\b(" + "|".join(_MONTHS) + r")\b(?:[ ,]+(?:\d{1,2}[ ,]+)?(\d{4}))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What of a message is compared with questions; read once for each content."""
+
+    terms: Terms
+    speaker: str  # who a line such as `Ada: …` says is speaking; empty if there is none
+    date: tuple[str, str]  # month and year of a heading such as `[8 May, 2023]`; empty if there is none
+
+
+_FEATURES: Memo[Features] = Memo(20_000)
+
+
+def features_of(digest: str, text: str) -> Features:
+    """Give the features of a text, once for each digest."""
+    return _FEATURES.get(digest, lambda: _read(text))
+
+
+def relevance(messages: Sequence[Features], question: str) -> list[float]:
+    """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
+    asked = read_terms(question)
+    own = bm25([message.terms for message in messages], asked)
+    scores = _scaled(_lent_to_neighbors(own))
+    stretches = _stretches(messages)
+    topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
+    for (start, end), topic in zip(stretches, topics, strict=False):
+        for i in range(start, end):
+            scores[i] += _STRETCH_SHARE * topic
+    _raise_speaker(scores, messages, asked)
+    _raise_dates(scores, messages, question)
+    return _scaled(scores)
+
+
+def bm25(documents: Sequence[Terms], query: Terms) -> list[float]:
+    """Score documents by Okapi BM25 (Robertson and Zaragoza 2009), with an inverse frequency above 0."""
+    scores = [0.0] * len(documents)
+    lengths = [document.length for document in documents]
+    mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
+    norms = [_K1 * (1 - _B + _B * length / mean) for length in lengths]
+    for holders in _rarest(documents, query):
+        rarity = math.log(1 + (len(documents) - len(holders) + 0.5) / (len(holders) + 0.5))
+        for i, count in holders:
+            scores[i] += rarity * count * (_K1 + 1) / (count + norms[i])
+    return scores
+
+
+def _rarest(documents: Sequence[Terms], query: Terms) -> list[list[tuple[int, int]]]:
+    """Say for each term of the query which documents hold it how often; the rarest terms if there are many."""
+    counts = [document.counts for document in documents]
+    holders = [[(i, n) for i, c in enumerate(counts) if (n := c.get(term))] for term in query.counts]
+    return sorted(filter(None, holders), key=len)[:_MOST_TERMS]
+
+
+def _lent_to_neighbors(own: Sequence[float]) -> list[float]:
+    scores = list(own)
+    for i, score in enumerate(own):
+        if score:
+            for distance, share in enumerate(_FROM_BEFORE, start=1):
+                if i + distance < len(own):
+                    scores[i + distance] += share * score
+            for distance, share in enumerate(_FROM_AFTER, start=1):
+                if i >= distance:
+                    scores[i - distance] += share * score
+    return scores
+
+
+def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
+    """Cut the chat into stretches: at dated headings where it has some, else at equal lengths."""
+    marks = [i for i, message in enumerate(messages) if message.date[0]]
+    if len(marks) < 2:
+        marks = list(range(0, len(messages), _STRETCH_LENGTH))
+    starts = marks if marks and marks[0] == 0 else [0, *marks]
+    return list(zip(starts, [*starts[1:], len(messages)], strict=True))
+
+
+def _stretch_scores(
+    messages: Sequence[Features], stretches: Sequence[tuple[int, int]], asked: Terms
+) -> list[float]:
+    joined = []
+    for start, end in stretches:
+        counts: Counter[str] = Counter()
+        for message in messages[start:end]:
+            for term in asked.counts:
+                if count := message.terms.counts.get(term):
+                    counts[term] += count
+        joined.append(Terms(counts, sum(message.terms.length for message in messages[start:end])))
+    return bm25(joined, asked)
+
+
+def _raise_speaker(scores: list[float], messages: Sequence[Features], asked: Terms) -> None:
+    """Raise what was said by the one participant whom the question names."""
+    speakers = {message.speaker for message in messages if message.speaker}
+    named = {speaker for speaker in speakers if set(read_terms(speaker).counts) & set(asked.counts)}
+    if len(speakers) < 2 or len(named) != 1:
+        return
+    for i, message in enumerate(messages):
+        if message.speaker in named:
+            scores[i] *= _SPEAKER_FACTOR
+
+
+def _raise_dates(scores: list[float], messages: Sequence[Features], question: str) -> None:
+    """Raise what was written in a month that the question names, in its year if it names one."""
+    wanted = {(month.lower(), year) for month, year in _MONTH.findall(question)}
+    if not wanted:
+        return
+    month = year = ""
+    for i, message in enumerate(messages):
+        if message.date[0]:
+            month, year = message.date
+        if any(month == m and y in {"", year} for m, y in wanted):
+            scores[i] += _DATE_BONUS
+
+
+def _scaled(scores: list[float]) -> list[float]:
+    best = max(scores, default=0.0)
+    return [score / best for score in scores] if best else scores
+
+
+def _read(text: str) -> Features:
+    speaker = _SPEAKER.match(text)
+    heading = _HEADING.match(text)
+    date = _MONTH.search(heading[1]) if heading else None
+    return Features(
+        read_terms(text),
+        speaker[1] if speaker else "",
+        (date[1].lower(), date[2] or "") if date else ("", ""),
+    )
