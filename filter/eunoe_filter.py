@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 31 files; the SHA-256 digest of their text is
-# dc65a0a143ebba080abb906f262c87b427b0fd6238378021c12ab8751f501c08.
+# 9055ee110393bd7c96d4d8a9fd610e247f4a690b3735da5b64225c9c29df8445.
 
 from __future__ import annotations
 
@@ -88,6 +88,33 @@ class SinkRefused(EunoeError):
         self.status = status
 
 
+# ──── eunoe/memo.py ─────────────────────────────────────────────────────────────────────────────────────────
+
+Value = TypeVar("Value")
+
+
+class Memo(Generic[Value]):
+    """Remembers up to `size` results by key; when full it forgets the older half.
+
+    Threads may share it: each step is one operation on a dictionary, and a lost update only costs
+    computing again. Keys are digests, so no text is kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: dict[str, Value] = {}
+
+    def get(self, key: str, compute: Callable[[], Value]) -> Value:
+        """Give the remembered result of `key`, or compute and remember it."""
+        value = self._values.get(key)
+        if value is None:
+            value = compute()
+            if len(self._values) >= self._size:
+                self._values = dict(list(self._values.items())[max(1, self._size // 2) :])
+            self._values[key] = value
+        return value
+
+
 # ──── eunoe/estimate.py ─────────────────────────────────────────────────────────────────────────────────────
 
 def _ascii_classes() -> bytes:
@@ -107,8 +134,8 @@ def _ascii_classes() -> bytes:
 
 
 _CLASSES = _ascii_classes()
-_WORD_STARTS = tuple(before + letter for before in (b" ", b".", b"n", b"0") for letter in (b"a", b"A"))
-_LOWER_WORD = re.compile(r"[a-z]+")
+# Letters as they are, all else as spaces: what is left between spaces are words.
+_LETTERS = bytes(code if chr(code) in "aA" else 32 for code in range(256))
 _DIGITS = re.compile(r"[0-9]{1,3}")
 _ACCENTED = re.compile(r"[\u0080-\u024f\u1e00-\u1eff]")
 
@@ -128,13 +155,21 @@ _SCRIPTS = (
 )
 
 # In other languages with Latin letters words break into more pieces; these words tell English apart.
-_ENGLISH = frozenset(
-    "the of to and a in is that it for was on are as with be this have from or had by not but what all were we "
-    "when your can there use an each which do how their if will up other about out many then them these so some "
-    "her would make like him into time has look two more go see no way could people my than been who its now did "
-    "get come made may i you he she at me just they our".split()
+_ENGLISH = (
+    " the ",
+    " of ",
+    " to ",
+    " and ",
+    " a ",
+    " is ",
+    " in ",
+    " i ",
+    " you ",
+    " for ",
+    " it ",
+    " that ",
 )
-_ENGLISH_SHARE = 0.12
+_ENGLISH_SHARE = 0.05  # of all words; in English prose they are about a quarter
 SAFETY = 1.08  # a bound that is kept on paper only is none
 _TOKENS_A_LETTER = 0.32
 
@@ -161,21 +196,22 @@ def _without_rare(text: str) -> str:
 def _latin_tokens(text: str) -> float:
     classes = b" " + text.encode("latin-1", "replace").translate(_CLASSES)
     count = classes.count
-    letters, signs = count(b"a") + count(b"A"), count(b".")
-    starts = sum(map(count, _WORD_STARTS))
+    signs, capitals = count(b"."), count(b"A")
+    letters = count(b"a") + capitals
+    starts = len(classes.translate(_LETTERS).split())
     words = 0.95 * starts
     if starts >= 12 and signs < 0.12 * letters and _english_share(text) < _ENGLISH_SHARE:
         words = max(words, _TOKENS_A_LETTER * letters)
     # Tokenizers put a single sign and the word after it into one piece more often than not.
-    before_letter = count(b".a") + count(b".A")
-    sign_runs = signs - count(b"..") - before_letter
-    humps = count(b"aA")
+    before_letter = count(b".a") + count(b".A") if signs else 0
+    sign_runs = signs - count(b"..") - before_letter if signs else 0
+    humps = count(b"aA") if capitals else 0
     # Names such as `parseHttpBody` have long pieces that are tokens; base64 and the like have short ones.
     per_hump = 0.6 if letters > 4 * (starts + humps) else 1.7
-    mixed = per_hump * humps + 0.25 * count(b"AA") + 0.1 * (count(b"a0") + count(b"0a"))
+    mixed = per_hump * humps + (0.25 * count(b"AA") if capitals else 0)
     digits = len(_DIGITS.findall(text)) if b"0" in classes else 0
-    breaks = count(b"n") - count(b"nn")
-    indents = count(b"  ") - count(b"   ")
+    breaks = count(b"n") - count(b"nn") if b"n" in classes else 0
+    indents = count(b"  ") - count(b"   ") if b"  " in classes else 0
     return (
         words
         + mixed
@@ -188,8 +224,8 @@ def _latin_tokens(text: str) -> float:
 
 
 def _english_share(text: str) -> float:
-    words = _LOWER_WORD.findall(text[:600].lower())
-    return sum(map(_ENGLISH.__contains__, words)) / max(1, len(words))
+    beginning = f" {text[:600].lower()}"
+    return sum(map(beginning.count, _ENGLISH)) / (1 + beginning.count(" "))
 
 
 # ──── eunoe/events.py ───────────────────────────────────────────────────────────────────────────────────────
@@ -364,33 +400,6 @@ def new_event(kind: EventKind, run_id: str, body: EventBody, **context: Any) -> 
     )
 
 
-# ──── eunoe/memo.py ─────────────────────────────────────────────────────────────────────────────────────────
-
-Value = TypeVar("Value")
-
-
-class Memo(Generic[Value]):
-    """Remembers up to `size` results by key; when full it forgets the older half.
-
-    Threads may share it: each step is one operation on a dictionary, and a lost update only costs
-    computing again. Keys are digests, so no text is kept.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._values: dict[str, Value] = {}
-
-    def get(self, key: str, compute: Callable[[], Value]) -> Value:
-        """Give the remembered result of `key`, or compute and remember it."""
-        value = self._values.get(key)
-        if value is None:
-            value = compute()
-            if len(self._values) >= self._size:
-                self._values = dict(list(self._values.items())[max(1, self._size // 2) :])
-            self._values[key] = value
-        return value
-
-
 # ──── eunoe/usage.py ────────────────────────────────────────────────────────────────────────────────────────
 
 LARGEST_FIGURE = 10**12  # tokens or money; a larger one is a fault of whoever reports it
@@ -533,16 +542,27 @@ def read_terms(text: str) -> Terms:
         text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
-    counts: Counter[str] = Counter()
-    for token in _TOKEN.findall(text.lower()):
-        if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
-            counts.update(token[i : i + 2] for i in range(max(1, len(token) - 1)))
-        elif token not in _STOP:
-            counts[stem(token)] += 1
+    tokens = _TOKEN.findall(text.lower())
+    if text.isascii():
+        counts = Counter(map(term_of, tokens))
+    else:
+        counts = Counter(term for token in tokens for term in _terms_in(token))
+    counts.pop("", None)
     return Terms(counts, counts.total())
 
 
+def _terms_in(token: str) -> list[str]:
+    if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
+        return [token[i : i + 2] for i in range(max(1, len(token) - 1))]
+    return [term_of(token)]
+
+
 @functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
+def term_of(token: str) -> str:
+    """Give the term a word counts as: its stem, or nothing for a stop word."""
+    return "" if token in _STOP else stem(token)
+
+
 def stem(word: str) -> str:
     """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
     if len(word) < 4 or not word.isascii() or word.isdigit():
@@ -1258,9 +1278,14 @@ def bm25(documents: Sequence[Terms], query: Terms) -> list[float]:
 
 def _rarest(documents: Sequence[Terms], query: Terms) -> list[list[tuple[int, int]]]:
     """Say for each term of the query which documents hold it how often; the rarest terms if there are many."""
-    counts = [document.counts for document in documents]
-    holders = [[(i, n) for i, c in enumerate(counts) if (n := c.get(term))] for term in query.counts]
-    return sorted(filter(None, holders), key=len)[:_MOST_TERMS]
+    wanted = query.counts.keys()
+    holders: dict[str, list[tuple[int, int]]] = {}
+    for i, document in enumerate(documents):
+        for term in wanted & document.counts.keys():  # at the speed of C, and mostly empty
+            holders.setdefault(term, []).append((i, document.counts[term]))
+    return [
+        holders[term] for term in sorted(holders, key=lambda term: (len(holders[term]), term))[:_MOST_TERMS]
+    ]
 
 
 def _lent_to_neighbors(own: Sequence[float]) -> list[float]:
@@ -1288,13 +1313,13 @@ def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
 def _stretch_scores(
     messages: Sequence[Features], stretches: Sequence[tuple[int, int]], asked: Terms
 ) -> list[float]:
+    wanted = asked.counts.keys()
     joined = []
     for start, end in stretches:
         counts: Counter[str] = Counter()
         for message in messages[start:end]:
-            for term in asked.counts:
-                if count := message.terms.counts.get(term):
-                    counts[term] += count
+            for term in wanted & message.terms.counts.keys():
+                counts[term] += message.terms.counts[term]
         joined.append(Terms(counts, sum(message.terms.length for message in messages[start:end])))
     return bm25(joined, asked)
 
@@ -1368,11 +1393,7 @@ class Turn:
     """A user message and all that came of it, or what stands before the first user message."""
 
     blocks: tuple[Block, ...]
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """Give all its messages in order."""
-        return tuple(message for block in self.blocks for message in block.messages)
+    messages: tuple[Message, ...]  # those of all blocks, in order
 
     @property
     def opener(self) -> Message | None:
@@ -1463,7 +1484,7 @@ def turns_of(messages: Sequence[Message]) -> tuple[Turn, ...]:
         if not turns or block.messages[0].role == "user":
             turns.append([])
         turns[-1].append(block)
-    return tuple(Turn(tuple(blocks)) for blocks in turns)
+    return tuple(Turn(tuple(blocks), tuple(m for b in blocks for m in b.messages)) for blocks in turns)
 
 
 def _blocks_of(messages: Sequence[Message]) -> list[Block]:
@@ -2190,6 +2211,14 @@ THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 # How many items and characters a JSON value may keep, from roomy to tight.
 _JSON_STEPS = ((60, 2000), (30, 800), (15, 400), (8, 200), (5, 120), (3, 80), (2, 40), (1, 24), (0, 16))
+
+
+_IS_LEAN: Memo[bool] = Memo(20_000)
+
+
+def is_lean(digest: str, raw: RawMessage) -> bool:
+    """Say whether `lean` would leave a message as it is; looked at once for each content."""
+    return _IS_LEAN.get(digest, lambda: lean(raw) is raw)
 
 
 def lean(raw: RawMessage) -> RawMessage:
@@ -3189,7 +3218,9 @@ def place_turn(draft: Draft, turn: Turn, choice: SelectionResult) -> None:
 def _place_lean(draft: Draft, turn: Turn) -> None:
     """Keep a turn that did not fit whole without its thinking and raw data, if that fits."""
     ends = forms_of(turn)[-1]
-    if any(draft.has(m) or m.id in draft.refused for m in ends) or all(lean(m.raw) is m.raw for m in ends):
+    if any(draft.has(m) or m.id in draft.refused for m in ends) or all(
+        is_lean(m.digest, m.raw) for m in ends
+    ):
         return
     draft.claim_lean(ends, Reason.PAIR)
 
@@ -3863,34 +3894,34 @@ def locate(error: BaseException) -> list[str]:
 # Where each source file starts in this one; error reports use it.
 _SECTIONS = (
     (55, "eunoe/errors.py", 14),
-    (93, "eunoe/estimate.py", 14),
-    (197, "eunoe/events.py", 17),
-    (369, "eunoe/memo.py", 8),
-    (396, "eunoe/usage.py", 9),
-    (495, "eunoe/terms.py", 12),
-    (565, "eunoe/budget.py", 10),
-    (659, "eunoe/conversation.py", 13),
-    (874, "eunoe/settings.py", 12),
-    (1023, "eunoe/sink.py", 15),
-    (1195, "eunoe/relevance.py", 19),
-    (1344, "eunoe/bonds.py", 14),
-    (1481, "eunoe/flags.py", 20),
-    (1752, "eunoe/tokens.py", 25),
-    (1899, "eunoe/weighting/static.py", 11),
-    (1919, "eunoe/weighting/keyword.py", 13),
-    (1972, "eunoe/plan.py", 16),
-    (2178, "eunoe/compress.py", 16),
-    (2355, "eunoe/job.py", 16),
-    (2463, "eunoe/ports.py", 17),
-    (2575, "eunoe/weighting/smart.py", 14),
-    (2622, "eunoe/report.py", 12),
-    (2709, "eunoe/statusline.py", 13),
-    (2780, "eunoe/draft.py", 13),
-    (2910, "eunoe/algorithms/greedy.py", 14),
-    (2963, "eunoe/anchors.py", 17),
-    (3115, "eunoe/algorithms/recency.py", 12),
-    (3140, "eunoe/selection.py", 18),
-    (3269, "eunoe/algorithms/dependency.py", 13),
-    (3304, "eunoe/orchestrator.py", 41),
-    (3488, "eunoe_hosts/open_webui.py", 42),
+    (93, "eunoe/memo.py", 8),
+    (120, "eunoe/estimate.py", 14),
+    (233, "eunoe/events.py", 17),
+    (405, "eunoe/usage.py", 9),
+    (504, "eunoe/terms.py", 12),
+    (585, "eunoe/budget.py", 10),
+    (679, "eunoe/conversation.py", 13),
+    (894, "eunoe/settings.py", 12),
+    (1043, "eunoe/sink.py", 15),
+    (1215, "eunoe/relevance.py", 19),
+    (1369, "eunoe/bonds.py", 14),
+    (1502, "eunoe/flags.py", 20),
+    (1773, "eunoe/tokens.py", 25),
+    (1920, "eunoe/weighting/static.py", 11),
+    (1940, "eunoe/weighting/keyword.py", 13),
+    (1993, "eunoe/plan.py", 16),
+    (2199, "eunoe/compress.py", 17),
+    (2384, "eunoe/job.py", 16),
+    (2492, "eunoe/ports.py", 17),
+    (2604, "eunoe/weighting/smart.py", 14),
+    (2651, "eunoe/report.py", 12),
+    (2738, "eunoe/statusline.py", 13),
+    (2809, "eunoe/draft.py", 13),
+    (2939, "eunoe/algorithms/greedy.py", 14),
+    (2992, "eunoe/anchors.py", 17),
+    (3144, "eunoe/algorithms/recency.py", 12),
+    (3169, "eunoe/selection.py", 18),
+    (3300, "eunoe/algorithms/dependency.py", 13),
+    (3335, "eunoe/orchestrator.py", 41),
+    (3519, "eunoe_hosts/open_webui.py", 42),
 )

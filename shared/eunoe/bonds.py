@@ -38,11 +38,7 @@ class Turn:
     """A user message and all that came of it, or what stands before the first user message."""
 
     blocks: tuple[Block, ...]
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """Give all its messages in order."""
-        return tuple(message for block in self.blocks for message in block.messages)
+    messages: tuple[Message, ...]  # those of all blocks, in order
 
     @property
     def opener(self) -> Message | None:
@@ -133,7 +129,7 @@ def turns_of(messages: Sequence[Message]) -> tuple[Turn, ...]:
         if not turns or block.messages[0].role == "user":
             turns.append([])
         turns[-1].append(block)
-    return tuple(Turn(tuple(blocks)) for blocks in turns)
+    return tuple(Turn(tuple(blocks), tuple(m for b in blocks for m in b.messages)) for blocks in turns)
 
 
 def _blocks_of(messages: Sequence[Message]) -> list[Block]:

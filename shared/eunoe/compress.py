@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from .conversation import RawMessage, calls_of, function_of, is_blank, part_text, text_of, with_text
+from .memo import Memo
 from .tokens import TokenCounter, compact_json
 
 LEAST_TOKENS = 24  # less than this says nothing: then it is better left out
@@ -28,6 +29,14 @@ THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 # How many items and characters a JSON value may keep, from roomy to tight.
 _JSON_STEPS = ((60, 2000), (30, 800), (15, 400), (8, 200), (5, 120), (3, 80), (2, 40), (1, 24), (0, 16))
+
+
+_IS_LEAN: Memo[bool] = Memo(20_000)
+
+
+def is_lean(digest: str, raw: RawMessage) -> bool:
+    """Say whether `lean` would leave a message as it is; looked at once for each content."""
+    return _IS_LEAN.get(digest, lambda: lean(raw) is raw)
 
 
 def lean(raw: RawMessage) -> RawMessage:

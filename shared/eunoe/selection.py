@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .algorithms.greedy import forms_of, turn_weight
 from .anchors import Layout
 from .bonds import Repair, Turn
-from .compress import LEAST_TOKENS, lean
+from .compress import LEAST_TOKENS, is_lean
 from .conversation import Message
 from .draft import Draft
 from .job import Job
@@ -67,7 +67,9 @@ def place_turn(draft: Draft, turn: Turn, choice: SelectionResult) -> None:
 def _place_lean(draft: Draft, turn: Turn) -> None:
     """Keep a turn that did not fit whole without its thinking and raw data, if that fits."""
     ends = forms_of(turn)[-1]
-    if any(draft.has(m) or m.id in draft.refused for m in ends) or all(lean(m.raw) is m.raw for m in ends):
+    if any(draft.has(m) or m.id in draft.refused for m in ends) or all(
+        is_lean(m.digest, m.raw) for m in ends
+    ):
         return
     draft.claim_lean(ends, Reason.PAIR)
 

@@ -50,16 +50,27 @@ def read_terms(text: str) -> Terms:
         text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
-    counts: Counter[str] = Counter()
-    for token in _TOKEN.findall(text.lower()):
-        if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
-            counts.update(token[i : i + 2] for i in range(max(1, len(token) - 1)))
-        elif token not in _STOP:
-            counts[stem(token)] += 1
+    tokens = _TOKEN.findall(text.lower())
+    if text.isascii():
+        counts = Counter(map(term_of, tokens))
+    else:
+        counts = Counter(term for token in tokens for term in _terms_in(token))
+    counts.pop("", None)
     return Terms(counts, counts.total())
 
 
+def _terms_in(token: str) -> list[str]:
+    if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
+        return [token[i : i + 2] for i in range(max(1, len(token) - 1))]
+    return [term_of(token)]
+
+
 @functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
+def term_of(token: str) -> str:
+    """Give the term a word counts as: its stem, or nothing for a stop word."""
+    return "" if token in _STOP else stem(token)
+
+
 def stem(word: str) -> str:
     """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
     if len(word) < 4 or not word.isascii() or word.isdigit():
