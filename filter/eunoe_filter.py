@@ -8,8 +8,8 @@ required_open_webui_version: 0.11.2
 """
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
-# It is Eunoe 0.1.0, made of 31 files; the SHA-256 digest of their text is
-# 9055ee110393bd7c96d4d8a9fd610e247f4a690b3735da5b64225c9c29df8445.
+# It is Eunoe 0.1.0, made of 33 files; the SHA-256 digest of their text is
+# 86e1ce45bf243a0edb8598c5685b73cf9147955b210586c46623c6b75560b506.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import unicodedata
 import uuid
 import weakref
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -454,6 +454,15 @@ def read_usage(raw: Any) -> Usage:
         cache_write_tokens=written,
         cost_usd=_money(raw.get("cost")),
     )
+
+
+def usage_in(event: Any) -> dict[str, Any] | None:
+    """Find the usage report in a piece of a streamed answer."""
+    if not isinstance(event, dict):
+        return None
+    response = event.get("response")
+    report = event.get("usage") or (response.get("usage") if isinstance(response, dict) else None)
+    return report if isinstance(report, dict) else None
 
 
 def add_usages(usages: Iterable[Usage]) -> Usage:
@@ -999,6 +1008,20 @@ class Settings(BaseModel):
         description="`DEBUG`: every run with each message's fate. `INFO`: every run, numbers only. "
         "`WARNING`: only failures.",
     )
+    pricing_config_path: str = Field(
+        "",
+        title="Price file",
+        description="Path of a JSON file on the server with prices in USD for a million tokens: a list of "
+        "`model_id`, `input_price_per_1m`, `cached_price_per_1m`, `cache_write_price_per_1m`, "
+        "`output_price_per_1m`. Used where the provider reports no cost. Empty: prices come from the model list "
+        "where it names them, else there is no price.",
+    )
+    model_aliases: str = Field(
+        "{}",
+        title="Other names of models",
+        description="A JSON map of model ids to the names they have in the price file, such as "
+        '`{"my.gpt-mini": "gpt-4.1-mini"}`. A provider before the name and a date behind it need no alias.',
+    )
     store_path: str = Field(
         "",
         title="Where Eunoe keeps its own data",
@@ -1208,6 +1231,146 @@ def _ended(sink: HttpSink) -> bool:
             return False
         sink._thread = None  # noqa: SLF001
         return True
+
+
+# ──── eunoe/pricing.py ──────────────────────────────────────────────────────────────────────────────────────
+
+PER_MILLION = 1_000_000
+_DATE = re.compile(r"-(?:\d{4}-\d{2}-\d{2}|20\d{6})$")  # gpt-4.1-mini-2025-04-14, claude-haiku-4-5-20251001
+
+# Fields of a price file.
+_FILE_FIELDS = (
+    "input_price_per_1m",
+    "cached_price_per_1m",
+    "cache_write_price_per_1m",
+    "output_price_per_1m",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """USD for a million tokens; `source` says where it comes from."""
+
+    input: float
+    cached: float | None = None  # None: the provider's list has none, cached tokens are billed as input
+    cache_write: float | None = None  # None: written tokens are billed as input
+    output: float | None = None
+    source: str = ""
+
+
+def cost_of(usage: Usage, price: Price | None) -> float | None:
+    """Give the cost of a call in USD; None without a price or without the figures it takes."""
+    if price is None or usage.prompt_tokens is None or usage.completion_tokens is None:
+        return None
+    if usage.completion_tokens and price.output is None:
+        return None
+    cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0
+    plain = max(0, usage.prompt_tokens - cached - written)
+    total = plain * price.input
+    total += cached * (price.input if price.cached is None else price.cached)
+    total += written * (price.input if price.cache_write is None else price.cache_write)
+    total += usage.completion_tokens * (price.output or 0.0)
+    return total / PER_MILLION
+
+
+def prompt_cost(tokens: int, price: Price | None) -> float | None:
+    """Give the cost of a prompt of which nothing is cached; None without a price."""
+    return None if price is None else tokens * price.input / PER_MILLION
+
+
+def with_cost(usage: Usage, price: Price | None) -> Usage:
+    """Give a usage with its cost by the price, unless the provider has reported one."""
+    return usage if usage.cost_usd is not None else replace(usage, cost_usd=cost_of(usage, price))
+
+
+def cost_source(usages: Sequence[Usage], price: Price | None) -> str:
+    """Say where the cost of a turn comes from: the provider, the price, or both."""
+    reported = sum(usage.cost_usd is not None for usage in usages)
+    by_price = price.source if price else "price"
+    if reported == len(usages):
+        return "provider"
+    return by_price if not reported else f"provider and {by_price}"
+
+
+def find_price(prices: Mapping[str, Price], model: str, aliases: Mapping[str, str]) -> Price | None:
+    """Find a model's price by its id, an alias, its id without a provider before it or a date behind it.
+
+    Ids are never cut anywhere else: `gpt-4.1` is no price for `gpt-4.1-mini`.
+    """
+    name = aliases.get(model, model).lower()
+    for candidate in _candidates(name):
+        if candidate in prices:
+            return prices[candidate]
+    return None
+
+
+def read_aliases(text: str) -> dict[str, str]:
+    """Read the JSON map of model ids to the names that prices have.
+
+    Raises:
+        BadSetting: it is no map of texts.
+    """
+    try:
+        aliases = json.loads(text or "{}")
+    except ValueError:
+        aliases = None
+    if not isinstance(aliases, dict) or not all(isinstance(name, str) for name in aliases.values()):
+        raise BadSetting(
+            "model_aliases", "it is no JSON map of texts", 'Write it like {"my.model": "gpt-4.1"}.'
+        )
+    return aliases
+
+
+def read_price_file(path: str) -> Mapping[str, Price]:
+    """Read a price file: a list of models with USD for a million tokens. Read again only when it changes.
+
+    Raises:
+        BadSetting: the file can't be read or is no price list.
+    """
+    try:
+        stat = Path(path).stat()
+        return _read_price_file(path, stat.st_mtime_ns, stat.st_size)
+    except OSError as error:
+        problem = f"{path} can't be read ({error.strerror})"
+        raise BadSetting(
+            "pricing_config_path", problem, "Give the path of a file that the server can read."
+        ) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _read_price_file(path: str, _changed: int, _size: int) -> Mapping[str, Price]:
+    fix = 'Write a list like [{"model_id": "m", "input_price_per_1m": 0.4, "output_price_per_1m": 1.6}].'
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        prices = {str(row["model_id"]).lower(): priced(row, _FILE_FIELDS, 1, "price file") for row in rows}
+    except (ValueError, TypeError, KeyError):
+        raise BadSetting("pricing_config_path", f"{path} is no price list", fix) from None
+    return {name: price for name, price in prices.items() if price is not None}
+
+
+def priced(
+    row: Mapping[str, Any], fields: tuple[str, str, str, str], factor: int, source: str
+) -> Price | None:
+    """Read a price from four fields: input, cached, cache write, output; None without the first."""
+    plain, cached, written, output = (_amount(row.get(field), factor) for field in fields)
+    return None if plain is None else Price(plain, cached, written, output, source)
+
+
+def _amount(value: Any, factor: int) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        amount = float(value) * factor
+    except (ValueError, OverflowError):
+        return None
+    return amount if 0 <= amount < PER_MILLION else None
+
+
+def _candidates(name: str) -> list[str]:
+    names = [name]
+    while "/" in names[-1]:
+        names.append(names[-1].split("/", 1)[1])
+    return [form for each in names for form in (each, _DATE.sub("", each))]
 
 
 # ──── eunoe/relevance.py ────────────────────────────────────────────────────────────────────────────────────
@@ -1935,6 +2098,42 @@ class StaticWeightStrategy:
         return "static"
 
 
+# ──── eunoe/listing.py ──────────────────────────────────────────────────────────────────────────────────────
+
+# The names under which providers' model lists tell the context window.
+_WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_context_length", "n_ctx", "num_ctx")
+
+# The fields of the price that OpenRouter and its kin put into their lists: USD for a token, as text.
+_LIST_FIELDS = ("prompt", "input_cache_read", "input_cache_write", "completion")
+
+
+def window_in(entry: Any) -> int | None:
+    """Find a context window among the fields of one entry."""
+    if not isinstance(entry, Mapping):
+        return None
+    found = (entry.get(key) for key in _WINDOW_KEYS)
+    return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
+
+
+def listed_price(entry: Mapping[str, Any]) -> Price | None:
+    """Read the price that a provider's model list names, in USD for a token; None if it names none.
+
+    Negative prices stand for "it depends" (as for a router's `auto` model) and are none.
+    """
+    pricing = entry.get("pricing")
+    return priced(pricing, _LIST_FIELDS, PER_MILLION, "model list") if isinstance(pricing, Mapping) else None
+
+
+def nested_entries(entries: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Give each entry and what it holds of the provider's own; llama.cpp tells its window in `meta`."""
+    for entry in entries:
+        openai = entry.get("openai")
+        inner = (openai, openai.get("meta") if isinstance(openai, Mapping) else None)
+        for each in (entry, entry.get("meta"), *inner, entry.get("ollama")):
+            if isinstance(each, Mapping):
+                yield each
+
+
 # ──── eunoe/weighting/keyword.py ────────────────────────────────────────────────────────────────────────────
 
 FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
@@ -2404,6 +2603,7 @@ class Request:
     reply_tokens: int | None = None
     context_window: int | None = None
     reply_reserve: int = 0
+    price: Price | None = None  # None: not known
     user_max_tokens: int = 0
     question: str | None = None
     directives: Directives = field(default_factory=Directives)
@@ -3348,8 +3548,9 @@ class Settlement:
     """What a turn really took: `context_tokens` of its last call, the rest summed over all calls."""
 
     context_tokens: int | None
-    billed: Usage
+    billed: Usage  # with the cost by a price where the provider reported none
     calls: int
+    cost_source: str | None = None  # None: the cost is not known
 
 
 class ContextOrchestrator:
@@ -3401,7 +3602,11 @@ class ContextOrchestrator:
             plan = await asyncio.to_thread(self._plan, job, scores)
         self._report(plan, request, len(conversation.messages), (self.clock.seconds() - started) * 1000)
         return OrchestratorResult(
-            Conversation.from_openai_messages(plan.messages), plan, request.run_id, plan.tokens_after
+            Conversation.from_openai_messages(plan.messages),
+            plan,
+            request.run_id,
+            plan.tokens_after,
+            prompt_cost(plan.tokens_after, request.price),
         )
 
     def note_usage(self, request: Request, usage: Usage) -> None:
@@ -3420,8 +3625,10 @@ class ContextOrchestrator:
         self, request: Request, usages: Sequence[Usage], elapsed_ms: float | None = None
     ) -> Settlement:
         """Close a turn with what the provider reported for each of its model calls."""
-        billed = add_usages(usages)
+        priced = [with_cost(usage, request.price) for usage in usages]
+        billed = add_usages(priced)
         context = usages[-1].prompt_tokens if usages else None
+        source = None if billed.cost_usd is None else cost_source(usages, request.price)
         body = OutletBody(
             calls=request.call,
             prompt_tokens=context,
@@ -3429,11 +3636,11 @@ class ContextOrchestrator:
             completion_tokens=billed.completion_tokens,
             cached_tokens=billed.cached_tokens,
             cost_usd=billed.cost_usd,
-            cost_source=None if billed.cost_usd is None else "provider",
+            cost_source=source,
             elapsed_ms=elapsed_ms,
         )
         self._send(EventKind.OUTLET, request, body)
-        return Settlement(context, billed, request.call)
+        return Settlement(context, billed, request.call, source)
 
     async def _scores(self, job: Job) -> Mapping[str, float]:
         question = job.conversation.question
@@ -3491,7 +3698,12 @@ class ContextOrchestrator:
         full = self.log_level == "DEBUG"
         body = plan_body(
             plan, call=request.call, elapsed_ms=elapsed_ms, capture=self.capture, with_decisions=full
-        ).model_copy(update={"context_window": request.context_window})
+        ).model_copy(
+            update={
+                "context_window": request.context_window,
+                "estimated_cost_usd": prompt_cost(plan.tokens_after, request.price),
+            }
+        )
         self._send(EventKind.PLAN, request, body)
 
     def _send(self, kind: EventKind, request: Request, body: Any) -> None:
@@ -3523,8 +3735,6 @@ REQUEST_HOOK_SINCE = (0, 11, 2)  # older hosts plan in `inlet`, which sees less
 Body = dict[str, Any]
 Emitter = Callable[[dict[str, Any]], Awaitable[None]]
 
-# The names under which providers' model lists tell the context window.
-_WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_context_length", "n_ctx", "num_ctx")
 _SOURCES = re.compile(r"<context>.*?</context>", re.DOTALL)
 
 
@@ -3550,6 +3760,7 @@ class Filter:
     def __init__(self) -> None:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
+        self._price_problem = ""  # what was last wrong with the price file, so that it is said once
 
     async def inlet(
         self,
@@ -3619,10 +3830,14 @@ class Filter:
         body: Body,
         __metadata__: Body | None = None,
         __user__: Body | None = None,
+        __model__: Body | None = None,
+        __request__: Any = None,
         __event_emitter__: Emitter | None = None,
     ) -> Body:
         """Settle the turn with the provider's figures; the stored chat stays as it is."""
-        hook = hook_of("outlet", self.valves, body, __metadata__, __user__, __event_emitter__)
+        hook = hook_of(
+            "outlet", self.valves, body, __metadata__, __user__, __event_emitter__, __model__, __request__
+        )
         if hook is None:
             return body
         try:
@@ -3636,7 +3851,8 @@ class Filter:
         if hook.call == hook.state["answered"]:
             hook.state["call"] += 1
         orchestrator = ContextOrchestrator.from_settings(hook.valves, self._sink_for(hook.valves))
-        result = await orchestrator.process(Conversation.from_openai_messages(messages), request_of(hook))
+        call = replace(request_of(hook), price=await asyncio.to_thread(self._price_for, hook))
+        result = await orchestrator.process(Conversation.from_openai_messages(messages), call)
         hook.state["sent"] = Sent.of(result.plan).as_plain()
         return result.conversation.to_openai_messages()
 
@@ -3650,7 +3866,12 @@ class Filter:
         for call, usage in sorted(known.items()):
             orchestrator.note_usage(replace(envelope_of(hook), call=call), usage)
         usages = [known.get(call, Usage()) for call in range(1, calls + 1)]
-        settlement = orchestrator.settle(envelope_of(hook), usages, round(hook.state["ms"], 2))
+        about = replace(envelope_of(hook), price=await asyncio.to_thread(self._price_for, hook))
+        settlement = orchestrator.settle(about, usages, round(hook.state["ms"], 2))
+        hook.state["settled"] = {
+            "cost_usd": settlement.billed.cost_usd,
+            "cost_source": settlement.cost_source,
+        }
         if "sent" in hook.state:
             sent = Sent.from_plain(hook.state["sent"])
             await self._show(hook, status_line(sent, settlement.billed, settlement.context_tokens))
@@ -3697,6 +3918,18 @@ class Filter:
             self._sink_for(hook.valves).send(event)
         except Exception:
             logger.exception("eunoe: the failure could not be reported")
+
+    def _price_for(self, hook: Hook) -> Price | None:
+        """Find the model's price; a price file with a fault costs the price and one line in the log."""
+        try:
+            price = price_of(hook)
+            self._price_problem = ""
+        except BadSetting as error:
+            price = None
+            if str(error) != self._price_problem:
+                logger.warning("eunoe: %s", error)
+            self._price_problem = str(error)
+        return price
 
     def _sink_for(self, valves: Settings) -> Sink:
         """Give the sink for the present observer; a changed address or token makes a new one."""
@@ -3803,6 +4036,23 @@ def envelope_of(hook: Hook) -> Request:
     )
 
 
+def price_of(hook: Hook) -> Price | None:
+    """Find the model's price: in the administrator's file, else in the host's model list.
+
+    Raises:
+        BadSetting: the file or the aliases can't be read.
+    """
+    model = str(hook.body.get("model") or "")
+    aliases = read_aliases(hook.valves.model_aliases)
+    entries = list(model_entries(hook.model or hook.metadata.get("model"), hook.request))
+    if path := hook.valves.pricing_config_path.strip():
+        prices = read_price_file(path)
+        names = [model, *(str(entry.get("id") or "") for entry in entries)]
+        if price := next(filter(None, (find_price(prices, name, aliases) for name in names)), None):
+            return price
+    return next(filter(None, map(listed_price, nested_entries(entries))), None)
+
+
 def own_words(body: Body, metadata: Body) -> str | None:
     """Give the user's own words where the host has put documents around them."""
     words = metadata.get("base_user_prompt")
@@ -3834,38 +4084,21 @@ def reply_tokens_of(body: Body) -> int | None:
 
 def window_of(model: Any, request: Any) -> int | None:
     """Find the model's context window in the host's model list; None if nobody tells."""
+    return next(filter(None, map(window_in, nested_entries(model_entries(model, request)))), None)
+
+
+def model_entries(model: Any, request: Any) -> Iterator[Mapping[str, Any]]:
+    """Give a model's entry in the host's list, then that of the model it is made from, and so on."""
     models = getattr(getattr(getattr(request, "app", None), "state", None), "MODELS", None)
     seen: set[str] = set()
     while isinstance(model, Mapping):
-        openai = model.get("openai")
-        # llama.cpp tells its window, which is smaller than what the model was trained on, in `meta`.
-        nested = (model.get("meta"), openai, openai.get("meta") if isinstance(openai, Mapping) else None)
-        if window := next(filter(None, map(window_in, (model, *nested, model.get("ollama")))), None):
-            return window
+        yield model
         info = model.get("info")
         base = info.get("base_model_id") if isinstance(info, Mapping) else None
         if not base or base in seen or models is None:
-            return None
+            return
         seen.add(base)
         model = models.get(base)
-    return None
-
-
-def window_in(entry: Any) -> int | None:
-    """Find a context window among the fields of one entry."""
-    if not isinstance(entry, Mapping):
-        return None
-    found = (entry.get(key) for key in _WINDOW_KEYS)
-    return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
-
-
-def usage_in(event: Any) -> Body | None:
-    """Find the usage report in a piece of a streamed answer."""
-    if not isinstance(event, dict):
-        return None
-    response = event.get("response")
-    report = event.get("usage") or (response.get("usage") if isinstance(response, dict) else None)
-    return report if isinstance(report, dict) else None
 
 
 def usage_of_answer(body: Body) -> Any:
@@ -3898,30 +4131,32 @@ _SECTIONS = (
     (120, "eunoe/estimate.py", 14),
     (233, "eunoe/events.py", 17),
     (405, "eunoe/usage.py", 9),
-    (504, "eunoe/terms.py", 12),
-    (585, "eunoe/budget.py", 10),
-    (679, "eunoe/conversation.py", 13),
-    (894, "eunoe/settings.py", 12),
-    (1043, "eunoe/sink.py", 15),
-    (1215, "eunoe/relevance.py", 19),
-    (1369, "eunoe/bonds.py", 14),
-    (1502, "eunoe/flags.py", 20),
-    (1773, "eunoe/tokens.py", 25),
-    (1920, "eunoe/weighting/static.py", 11),
-    (1940, "eunoe/weighting/keyword.py", 13),
-    (1993, "eunoe/plan.py", 16),
-    (2199, "eunoe/compress.py", 17),
-    (2384, "eunoe/job.py", 16),
-    (2492, "eunoe/ports.py", 17),
-    (2604, "eunoe/weighting/smart.py", 14),
-    (2651, "eunoe/report.py", 12),
-    (2738, "eunoe/statusline.py", 13),
-    (2809, "eunoe/draft.py", 13),
-    (2939, "eunoe/algorithms/greedy.py", 14),
-    (2992, "eunoe/anchors.py", 17),
-    (3144, "eunoe/algorithms/recency.py", 12),
-    (3169, "eunoe/selection.py", 18),
-    (3300, "eunoe/algorithms/dependency.py", 13),
-    (3335, "eunoe/orchestrator.py", 41),
-    (3519, "eunoe_hosts/open_webui.py", 42),
+    (513, "eunoe/terms.py", 12),
+    (594, "eunoe/budget.py", 10),
+    (688, "eunoe/conversation.py", 13),
+    (903, "eunoe/settings.py", 12),
+    (1066, "eunoe/sink.py", 15),
+    (1238, "eunoe/pricing.py", 19),
+    (1378, "eunoe/relevance.py", 19),
+    (1532, "eunoe/bonds.py", 14),
+    (1665, "eunoe/flags.py", 20),
+    (1936, "eunoe/tokens.py", 25),
+    (2083, "eunoe/weighting/static.py", 11),
+    (2103, "eunoe/listing.py", 10),
+    (2139, "eunoe/weighting/keyword.py", 13),
+    (2192, "eunoe/plan.py", 16),
+    (2398, "eunoe/compress.py", 17),
+    (2583, "eunoe/job.py", 17),
+    (2692, "eunoe/ports.py", 17),
+    (2804, "eunoe/weighting/smart.py", 14),
+    (2851, "eunoe/report.py", 12),
+    (2938, "eunoe/statusline.py", 13),
+    (3009, "eunoe/draft.py", 13),
+    (3139, "eunoe/algorithms/greedy.py", 14),
+    (3192, "eunoe/anchors.py", 17),
+    (3344, "eunoe/algorithms/recency.py", 12),
+    (3369, "eunoe/selection.py", 18),
+    (3500, "eunoe/algorithms/dependency.py", 13),
+    (3535, "eunoe/orchestrator.py", 42),
+    (3731, "eunoe_hosts/open_webui.py", 45),
 )

@@ -7,30 +7,33 @@ filter object itself is shared by all users of a worker and holds nothing of a t
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import logging
 import re
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from eunoe.conversation import Conversation, text_of
-from eunoe.errors import EunoeError
+from eunoe.errors import BadSetting, EunoeError
 from eunoe.events import EventKind, FailedBody, new_event
 from eunoe.flags import Directives, read_flags
 from eunoe.job import Request
+from eunoe.listing import listed_price, nested_entries, window_in
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.ports import NoSink, Sink
+from eunoe.pricing import Price, find_price, read_aliases, read_price_file
 from eunoe.settings import Settings
 from eunoe.sink import HttpSink
 from eunoe.statusline import Sent, status_line
 from eunoe.tokens import counter_for
-from eunoe.usage import Usage, read_usage
+from eunoe.usage import Usage, read_usage, usage_in
 
 try:
     from open_webui.env import VERSION
@@ -46,8 +49,6 @@ REQUEST_HOOK_SINCE = (0, 11, 2)  # older hosts plan in `inlet`, which sees less
 Body = dict[str, Any]
 Emitter = Callable[[dict[str, Any]], Awaitable[None]]
 
-# The names under which providers' model lists tell the context window.
-_WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_context_length", "n_ctx", "num_ctx")
 _SOURCES = re.compile(r"<context>.*?</context>", re.DOTALL)
 
 
@@ -73,6 +74,7 @@ class Filter:
     def __init__(self) -> None:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
+        self._price_problem = ""  # what was last wrong with the price file, so that it is said once
 
     async def inlet(
         self,
@@ -142,10 +144,14 @@ class Filter:
         body: Body,
         __metadata__: Body | None = None,
         __user__: Body | None = None,
+        __model__: Body | None = None,
+        __request__: Any = None,
         __event_emitter__: Emitter | None = None,
     ) -> Body:
         """Settle the turn with the provider's figures; the stored chat stays as it is."""
-        hook = hook_of("outlet", self.valves, body, __metadata__, __user__, __event_emitter__)
+        hook = hook_of(
+            "outlet", self.valves, body, __metadata__, __user__, __event_emitter__, __model__, __request__
+        )
         if hook is None:
             return body
         try:
@@ -159,7 +165,8 @@ class Filter:
         if hook.call == hook.state["answered"]:
             hook.state["call"] += 1
         orchestrator = ContextOrchestrator.from_settings(hook.valves, self._sink_for(hook.valves))
-        result = await orchestrator.process(Conversation.from_openai_messages(messages), request_of(hook))
+        call = replace(request_of(hook), price=await asyncio.to_thread(self._price_for, hook))
+        result = await orchestrator.process(Conversation.from_openai_messages(messages), call)
         hook.state["sent"] = Sent.of(result.plan).as_plain()
         return result.conversation.to_openai_messages()
 
@@ -173,7 +180,12 @@ class Filter:
         for call, usage in sorted(known.items()):
             orchestrator.note_usage(replace(envelope_of(hook), call=call), usage)
         usages = [known.get(call, Usage()) for call in range(1, calls + 1)]
-        settlement = orchestrator.settle(envelope_of(hook), usages, round(hook.state["ms"], 2))
+        about = replace(envelope_of(hook), price=await asyncio.to_thread(self._price_for, hook))
+        settlement = orchestrator.settle(about, usages, round(hook.state["ms"], 2))
+        hook.state["settled"] = {
+            "cost_usd": settlement.billed.cost_usd,
+            "cost_source": settlement.cost_source,
+        }
         if "sent" in hook.state:
             sent = Sent.from_plain(hook.state["sent"])
             await self._show(hook, status_line(sent, settlement.billed, settlement.context_tokens))
@@ -220,6 +232,18 @@ class Filter:
             self._sink_for(hook.valves).send(event)
         except Exception:
             logger.exception("eunoe: the failure could not be reported")
+
+    def _price_for(self, hook: Hook) -> Price | None:
+        """Find the model's price; a price file with a fault costs the price and one line in the log."""
+        try:
+            price = price_of(hook)
+            self._price_problem = ""
+        except BadSetting as error:
+            price = None
+            if str(error) != self._price_problem:
+                logger.warning("eunoe: %s", error)
+            self._price_problem = str(error)
+        return price
 
     def _sink_for(self, valves: Settings) -> Sink:
         """Give the sink for the present observer; a changed address or token makes a new one."""
@@ -326,6 +350,23 @@ def envelope_of(hook: Hook) -> Request:
     )
 
 
+def price_of(hook: Hook) -> Price | None:
+    """Find the model's price: in the administrator's file, else in the host's model list.
+
+    Raises:
+        BadSetting: the file or the aliases can't be read.
+    """
+    model = str(hook.body.get("model") or "")
+    aliases = read_aliases(hook.valves.model_aliases)
+    entries = list(model_entries(hook.model or hook.metadata.get("model"), hook.request))
+    if path := hook.valves.pricing_config_path.strip():
+        prices = read_price_file(path)
+        names = [model, *(str(entry.get("id") or "") for entry in entries)]
+        if price := next(filter(None, (find_price(prices, name, aliases) for name in names)), None):
+            return price
+    return next(filter(None, map(listed_price, nested_entries(entries))), None)
+
+
 def own_words(body: Body, metadata: Body) -> str | None:
     """Give the user's own words where the host has put documents around them."""
     words = metadata.get("base_user_prompt")
@@ -357,38 +398,21 @@ def reply_tokens_of(body: Body) -> int | None:
 
 def window_of(model: Any, request: Any) -> int | None:
     """Find the model's context window in the host's model list; None if nobody tells."""
+    return next(filter(None, map(window_in, nested_entries(model_entries(model, request)))), None)
+
+
+def model_entries(model: Any, request: Any) -> Iterator[Mapping[str, Any]]:
+    """Give a model's entry in the host's list, then that of the model it is made from, and so on."""
     models = getattr(getattr(getattr(request, "app", None), "state", None), "MODELS", None)
     seen: set[str] = set()
     while isinstance(model, Mapping):
-        openai = model.get("openai")
-        # llama.cpp tells its window, which is smaller than what the model was trained on, in `meta`.
-        nested = (model.get("meta"), openai, openai.get("meta") if isinstance(openai, Mapping) else None)
-        if window := next(filter(None, map(window_in, (model, *nested, model.get("ollama")))), None):
-            return window
+        yield model
         info = model.get("info")
         base = info.get("base_model_id") if isinstance(info, Mapping) else None
         if not base or base in seen or models is None:
-            return None
+            return
         seen.add(base)
         model = models.get(base)
-    return None
-
-
-def window_in(entry: Any) -> int | None:
-    """Find a context window among the fields of one entry."""
-    if not isinstance(entry, Mapping):
-        return None
-    found = (entry.get(key) for key in _WINDOW_KEYS)
-    return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
-
-
-def usage_in(event: Any) -> Body | None:
-    """Find the usage report in a piece of a streamed answer."""
-    if not isinstance(event, dict):
-        return None
-    response = event.get("response")
-    report = event.get("usage") or (response.get("usage") if isinstance(response, dict) else None)
-    return report if isinstance(report, dict) else None
 
 
 def usage_of_answer(body: Body) -> Any:

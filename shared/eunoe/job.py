@@ -11,6 +11,7 @@ from .bonds import Repair, repair
 from .budget import Bound, Budget, bound_of
 from .conversation import Conversation, Message
 from .flags import Directives, apply_marks, read_flags
+from .pricing import Price
 from .tokens import TokenCounter, message_tokens
 
 REQUEST_OVERHEAD = 3  # what primes the reply in OpenAI's chat format
@@ -36,6 +37,7 @@ class Request:
     reply_tokens: int | None = None
     context_window: int | None = None
     reply_reserve: int = 0
+    price: Price | None = None  # None: not known
     user_max_tokens: int = 0
     question: str | None = None
     directives: Directives = field(default_factory=Directives)

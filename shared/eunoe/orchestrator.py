@@ -28,6 +28,7 @@ from .ports import (
     SystemClock,
     WeightingStrategy,
 )
+from .pricing import cost_source, prompt_cost, with_cost
 from .report import plan_body
 from .selection import fill, finish, keep_all, refuse_duplicates, weigh
 from .settings import Settings
@@ -54,8 +55,9 @@ class Settlement:
     """What a turn really took: `context_tokens` of its last call, the rest summed over all calls."""
 
     context_tokens: int | None
-    billed: Usage
+    billed: Usage  # with the cost by a price where the provider reported none
     calls: int
+    cost_source: str | None = None  # None: the cost is not known
 
 
 class ContextOrchestrator:
@@ -107,7 +109,11 @@ class ContextOrchestrator:
             plan = await asyncio.to_thread(self._plan, job, scores)
         self._report(plan, request, len(conversation.messages), (self.clock.seconds() - started) * 1000)
         return OrchestratorResult(
-            Conversation.from_openai_messages(plan.messages), plan, request.run_id, plan.tokens_after
+            Conversation.from_openai_messages(plan.messages),
+            plan,
+            request.run_id,
+            plan.tokens_after,
+            prompt_cost(plan.tokens_after, request.price),
         )
 
     def note_usage(self, request: Request, usage: Usage) -> None:
@@ -126,8 +132,10 @@ class ContextOrchestrator:
         self, request: Request, usages: Sequence[Usage], elapsed_ms: float | None = None
     ) -> Settlement:
         """Close a turn with what the provider reported for each of its model calls."""
-        billed = add_usages(usages)
+        priced = [with_cost(usage, request.price) for usage in usages]
+        billed = add_usages(priced)
         context = usages[-1].prompt_tokens if usages else None
+        source = None if billed.cost_usd is None else cost_source(usages, request.price)
         body = OutletBody(
             calls=request.call,
             prompt_tokens=context,
@@ -135,11 +143,11 @@ class ContextOrchestrator:
             completion_tokens=billed.completion_tokens,
             cached_tokens=billed.cached_tokens,
             cost_usd=billed.cost_usd,
-            cost_source=None if billed.cost_usd is None else "provider",
+            cost_source=source,
             elapsed_ms=elapsed_ms,
         )
         self._send(EventKind.OUTLET, request, body)
-        return Settlement(context, billed, request.call)
+        return Settlement(context, billed, request.call, source)
 
     async def _scores(self, job: Job) -> Mapping[str, float]:
         question = job.conversation.question
@@ -197,7 +205,12 @@ class ContextOrchestrator:
         full = self.log_level == "DEBUG"
         body = plan_body(
             plan, call=request.call, elapsed_ms=elapsed_ms, capture=self.capture, with_decisions=full
-        ).model_copy(update={"context_window": request.context_window})
+        ).model_copy(
+            update={
+                "context_window": request.context_window,
+                "estimated_cost_usd": prompt_cost(plan.tokens_after, request.price),
+            }
+        )
         self._send(EventKind.PLAN, request, body)
 
     def _send(self, kind: EventKind, request: Request, body: Any) -> None:

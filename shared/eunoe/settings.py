@@ -117,6 +117,20 @@ class Settings(BaseModel):
         description="`DEBUG`: every run with each message's fate. `INFO`: every run, numbers only. "
         "`WARNING`: only failures.",
     )
+    pricing_config_path: str = Field(
+        "",
+        title="Price file",
+        description="Path of a JSON file on the server with prices in USD for a million tokens: a list of "
+        "`model_id`, `input_price_per_1m`, `cached_price_per_1m`, `cache_write_price_per_1m`, "
+        "`output_price_per_1m`. Used where the provider reports no cost. Empty: prices come from the model list "
+        "where it names them, else there is no price.",
+    )
+    model_aliases: str = Field(
+        "{}",
+        title="Other names of models",
+        description="A JSON map of model ids to the names they have in the price file, such as "
+        '`{"my.gpt-mini": "gpt-4.1-mini"}`. A provider before the name and a date behind it need no alias.',
+    )
     store_path: str = Field(
         "",
         title="Where Eunoe keeps its own data",

@@ -60,6 +60,15 @@ def read_usage(raw: Any) -> Usage:
     )
 
 
+def usage_in(event: Any) -> dict[str, Any] | None:
+    """Find the usage report in a piece of a streamed answer."""
+    if not isinstance(event, dict):
+        return None
+    response = event.get("response")
+    report = event.get("usage") or (response.get("usage") if isinstance(response, dict) else None)
+    return report if isinstance(report, dict) else None
+
+
 def add_usages(usages: Iterable[Usage]) -> Usage:
     """Add up what several calls were billed; a figure that one of them lacks is not known for all."""
     calls = list(usages)

@@ -664,7 +664,7 @@ def test_one_orchestrator_serves_many_chats_at_once_as_it_serves_them_alone():
 def test_a_settled_turn_knows_its_context_and_its_bill():
     usages = [Usage(100, 10, 0, 100, 0.25), Usage(140, 20, 100, 40, 0.125)]
     settled = ContextOrchestrator().settle(Request(call=2), usages)
-    assert settled == Settlement(140, Usage(240, 30, 100, 140, 0.375), 2)
+    assert settled == Settlement(140, Usage(240, 30, 100, 140, 0.375), 2, "provider")
 
 
 def test_what_one_call_did_not_report_is_unknown_for_the_turn():

@@ -29,6 +29,8 @@ def test_the_defaults_are_these():
             "observer_content": "preview",
             "observer_log_level": "DEBUG",
             "store_path": "",
+            "pricing_config_path": "",
+            "model_aliases": "{}",
         }
     )
 
@@ -73,6 +75,7 @@ def test_every_setting_can_be_set_by_its_variable():
         "pair_coherence": 0.5, "nosum_by_default": True, "show_status": False, "observer_url": "http://localhost:7456",
         "observer_token": "secret", "observer_public_url": "https://eunoe.example.org", "observer_content": "none",
         "observer_log_level": "INFO", "store_path": "/var/lib/eunoe.sqlite3",
+        "pricing_config_path": "/etc/prices.json", "model_aliases": '{"a": "b"}',
     }  # fmt: skip
     assert set(given) == set(Settings.model_fields)
     assert all(value != Settings.model_fields[name].default for name, value in given.items())

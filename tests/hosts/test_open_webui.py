@@ -358,6 +358,49 @@ def finished(turn):
     return turn
 
 
+def test_a_price_file_gives_the_cost_the_provider_did_not_report(host, tmp_path):
+    prices = [
+        {"model_id": "base", "input_price_per_1m": 3, "cached_price_per_1m": 0.3, "output_price_per_1m": 15}
+    ]
+    (tmp_path / "prices.json").write_text(json.dumps(prices))
+    models = {"base": {"id": "base"}}
+    request = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(MODELS=models)))
+    filter_, sink = filter_with_sink(host)
+    workspace = {"id": "m", "info": {"base_model_id": "base"}}
+    turn = Turn(filter_, model=workspace, request=request, pricing_config_path=str(tmp_path / "prices.json"))
+
+    async def story():
+        await turn.send(chat())
+        await turn.call("stream", {"choices": [], "usage": usage(1_000, 100, cached=400)})
+        await turn.call("outlet", {"model": "m", "messages": []})
+
+    run(story())
+    outlet = sink.bodies("pipeline.outlet")[0]
+    assert outlet["cost_usd"] == pytest.approx((600 * 3 + 400 * 0.3 + 100 * 15) / 1e6)
+    assert outlet["cost_source"] == "price file"
+    plan = sink.bodies("pipeline.plan")[0]
+    assert plan["estimated_cost_usd"] == pytest.approx(plan["tokens_after"] * 3 / 1e6)
+    assert turn.lines[0].endswith("40 % cached, $0.0034")
+
+
+def test_a_price_in_the_model_list_is_used_without_a_file(host):
+    filter_, sink = filter_with_sink(host)
+    listed = {"id": "m", "openai": {"pricing": {"prompt": "0.000001", "completion": "0"}}}
+    run(Turn(filter_, model=listed).send(chat()))
+    plan = sink.bodies("pipeline.plan")[0]
+    assert plan["estimated_cost_usd"] == pytest.approx(plan["tokens_after"] / 1e6)
+
+
+def test_a_price_file_with_a_fault_costs_the_price_and_one_line_in_the_log(host, tmp_path, caplog):
+    filter_ = host.Filter()
+    for _ in range(3):
+        turn = Turn(filter_, max_tokens=900, pricing_config_path=str(tmp_path / "none.json"))
+        assert len(run(turn.send(chat()))["messages"]) < 32
+        assert "failed" not in turn.metadata["_eunoe"]
+    (message,) = [record.message for record in caplog.records if record.name == "eunoe"]
+    assert message.startswith(f"eunoe: pricing_config_path: {tmp_path}/none.json can't be read")
+
+
 def test_the_line_can_be_switched_off_by_either_side(host):
     own = Turn(host.Filter(), max_tokens=900)
     own.user["valves"] = own.filter.UserValves(show_status=False)
