@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 33 files; the SHA-256 digest of their text is
-# 86e1ce45bf243a0edb8598c5685b73cf9147955b210586c46623c6b75560b506.
+# 5859f8f60f168581b31d84a5e8cf520f21040e242de2ad6183e62b3d5280c061.
 
 from __future__ import annotations
 
@@ -711,6 +711,7 @@ class Message:
     weight: float = 1.0
     pinned: bool = False
     tags: frozenset[str] = frozenset()
+    excluded: bool = False
 
     def weighing(self, weight: float) -> Message:
         """Give the message with a weight; written out, since `replace` takes ten times as long."""
@@ -724,6 +725,7 @@ class Message:
             weight,
             self.pinned,
             self.tags,
+            self.excluded,
         )
 
     def counting(self, tokens: int) -> Message:
@@ -738,6 +740,7 @@ class Message:
             self.weight,
             self.pinned,
             self.tags,
+            self.excluded,
         )
 
     def with_raw(self, raw: RawMessage) -> Message:
@@ -1725,6 +1728,9 @@ FLAGS: Mapping[str, FlagSpec] = {
         FlagSpec(
             "pair_coherence", Scope.TURN, "Weight an answer takes over.", "a number from 0 to 1", _factor(1)
         ),
+        FlagSpec("only", Scope.TURN, "Send this question without any history."),
+        FlagSpec("help", Scope.TURN, "List these flags in the line above the answer."),
+        FlagSpec("exclude", Scope.MESSAGE, "Send this message now, and never again with its answer."),
         FlagSpec("pin", Scope.MESSAGE, "Keep this message on all later turns."),
         FlagSpec(
             "weight", Scope.MESSAGE, "Base weight of this message.", "a number from 0 to 100", _factor(100)
@@ -1752,6 +1758,7 @@ class Marks:
     pinned: bool = False
     weight: float = 1.0
     tags: frozenset[str] = frozenset()
+    excluded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -1778,7 +1785,7 @@ class Directives:
 
     def as_plain(self) -> dict[str, Any]:
         """Write as plain dictionaries, for a host that carries them from hook to hook."""
-        marks = {d: [m.pinned, m.weight, sorted(m.tags)] for d, m in self.marks.items()}
+        marks = {d: [m.pinned, m.weight, sorted(m.tags), m.excluded] for d, m in self.marks.items()}
         return {
             "turn": dict(self.turn),
             "lasting": sorted(self.lasting),
@@ -1790,7 +1797,8 @@ class Directives:
     def from_plain(cls, plain: Mapping[str, Any]) -> Directives:
         """Read what `as_plain` wrote."""
         marks = {
-            d: Marks(pinned, weight, frozenset(tags)) for d, (pinned, weight, tags) in plain["marks"].items()
+            d: Marks(pinned, weight, frozenset(tags), *rest)
+            for d, (pinned, weight, tags, *rest) in plain["marks"].items()
         }
         return cls(dict(plain["turn"]), frozenset(plain["lasting"]), marks, tuple(plain["rejected"]))
 
@@ -1878,7 +1886,11 @@ def apply_marks(conversation: Conversation, marks: Mapping[str, Marks]) -> Conve
     found = ((message, marks.get(message.digest)) for message in conversation.messages)
     return Conversation(
         tuple(
-            replace(message, pinned=mark.pinned, base_weight=mark.weight, tags=mark.tags) if mark else message
+            replace(
+                message, pinned=mark.pinned, base_weight=mark.weight, tags=mark.tags, excluded=mark.excluded
+            )
+            if mark
+            else message
             for message, mark in found
         )
     )
@@ -1897,6 +1909,8 @@ def _mark(marks: dict[str, Marks], flag: Flag, digest: str) -> None:
 def _marked(old: Marks, name: str, value: Any) -> dict[str, Any]:
     if name == "pin":
         return {"pinned": value is not None}
+    if name == "exclude":
+        return {"excluded": value is not None}
     if name == "weight":
         return {"weight": 1.0 if value is None else value}
     return {"tags": frozenset() if value is None else old.tags | {value}}
@@ -1929,6 +1943,12 @@ def _strip(raw: RawMessage) -> tuple[tuple[Flag, ...], tuple[str, ...], RawMessa
         return pending.pop() if pending and part == text else part
 
     return flags, rejected, with_text(raw, change)
+
+
+def flags_help() -> str:
+    """List the flags, for a line of text."""
+    names = [f"!{spec.name}" if spec.read is None else f"!{spec.name}=…" for spec in FLAGS.values()]
+    return f"Flags: {' '.join(names)}. With + they last, with - they end"
 
 
 # ──── eunoe/tokens.py ───────────────────────────────────────────────────────────────────────────────────────
@@ -2221,6 +2241,8 @@ class Reason(StrEnum):
     STEPS = "steps"
     OLDER_STEP = "older_step"
     CONTEXT_FLAG = "context_flag"
+    EXCLUDED = "excluded"
+    ONLY = "only"
     DUPLICATE = "duplicate"
     ORPHAN_RESULT = "orphan_result"
     UNANSWERED_CALL = "unanswered_call"
@@ -2247,6 +2269,8 @@ SENTENCES: Mapping[Reason, str] = {
     Reason.STEPS: "Tool steps of an earlier turn; its question and answer are kept.",
     Reason.OLDER_STEP: "An older tool step of the present turn.",
     Reason.CONTEXT_FLAG: "Older than the turns asked for with !context.",
+    Reason.EXCLUDED: "Taken out with !exclude, or the answer to such a message.",
+    Reason.ONLY: "Left out by !only.",
     Reason.DUPLICATE: "The same instruction stands before it.",
     Reason.ORPHAN_RESULT: "A tool result without its call, which providers refuse.",
     Reason.UNANSWERED_CALL: "A tool call without its result, which providers refuse.",
@@ -2643,7 +2667,8 @@ class Job:
     def must_choose(self) -> bool:
         """Say whether anything has to go."""
         over = self.bound.tokens is not None and self.tokens > self.bound.tokens
-        return over or "context" in self.directives.turn
+        asked = "context" in self.directives.turn or "only" in self.directives.turn
+        return over or asked or any(message.excluded for message in self.kept)
 
 
 def prepare(conversation: Conversation, request: Request, budget: Budget, counter: TokenCounter) -> Job:
@@ -2651,7 +2676,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
     cleaned, found = read_flags(conversation)
     directives = request.directives.merged(found)
     if full := bool(directives.turn.get("full")):
-        rest = {n: v for n, v in directives.turn.items() if n not in {"target", "context"}}
+        rest = {n: v for n, v in directives.turn.items() if n not in {"target", "context", "only"}}
         directives = replace(directives, turn=rest)
     marked = apply_marks(cleaned, directives.marks)
     counted = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) for m in marked.messages)
@@ -3232,6 +3257,7 @@ def place_anchors(draft: Draft, layout: Layout, directives: Directives) -> None:
     for message in layout.instructions:
         draft.force(message, Reason.INSTRUCTION)
     _place_ends(draft, layout)
+    layout = _without_refused(draft, layout, directives)
     context = directives.turn.get("context")
     # The present turn is one of the turns that !context counts.
     too_old = 0 if context is None else max(0, len(layout.earlier) + 1 - context)
@@ -3245,6 +3271,19 @@ def place_anchors(draft: Draft, layout: Layout, directives: Directives) -> None:
         _place_last_turn(draft, layout.earlier[-1])
     for turn in layout.earlier[:too_old]:
         draft.refuse(turn.messages, Reason.CONTEXT_FLAG)
+
+
+def _without_refused(draft: Draft, layout: Layout, directives: Directives) -> Layout:
+    """Refuse the turns that flags take out, whatever else speaks for them."""
+    remaining = []
+    for turn in layout.earlier:
+        if "only" in directives.turn:
+            draft.refuse(turn.messages, Reason.ONLY)
+        elif any(message.excluded for message in turn.messages):
+            draft.refuse(turn.messages, Reason.EXCLUDED)
+        else:
+            remaining.append(turn)
+    return replace(layout, earlier=tuple(remaining))
 
 
 def _place_ends(draft: Draft, layout: Layout) -> None:
@@ -3486,11 +3525,15 @@ def _decision(message: Message, draft: Draft, fault: Repair | None, parts: Mappi
 
 def _notices(job: Job, draft: Draft) -> tuple[str, ...]:
     notices = [*job.directives.rejected]
+    if "help" in job.directives.turn:
+        notices.append(flags_help())
     if draft.room < 0:
         notices.append("The question and the instructions alone are over the limit.")
     if job.full_refused and job.must_choose:
         notices.append("!full: the whole history is over the limit.")
-    if any(m.pinned and not draft.keeps(m) for m in job.kept):
+    asked_for = {Reason.ONLY, Reason.EXCLUDED}
+    unkept = [m for m in job.kept if m.pinned and not draft.keeps(m)]
+    if any(draft.refused.get(m.id) not in asked_for for m in unkept):
         notices.append("Not all pinned messages fit.")
     return tuple(notices)
 
@@ -4134,29 +4177,29 @@ _SECTIONS = (
     (513, "eunoe/terms.py", 12),
     (594, "eunoe/budget.py", 10),
     (688, "eunoe/conversation.py", 13),
-    (903, "eunoe/settings.py", 12),
-    (1066, "eunoe/sink.py", 15),
-    (1238, "eunoe/pricing.py", 19),
-    (1378, "eunoe/relevance.py", 19),
-    (1532, "eunoe/bonds.py", 14),
-    (1665, "eunoe/flags.py", 20),
-    (1936, "eunoe/tokens.py", 25),
-    (2083, "eunoe/weighting/static.py", 11),
-    (2103, "eunoe/listing.py", 10),
-    (2139, "eunoe/weighting/keyword.py", 13),
-    (2192, "eunoe/plan.py", 16),
-    (2398, "eunoe/compress.py", 17),
-    (2583, "eunoe/job.py", 17),
-    (2692, "eunoe/ports.py", 17),
-    (2804, "eunoe/weighting/smart.py", 14),
-    (2851, "eunoe/report.py", 12),
-    (2938, "eunoe/statusline.py", 13),
-    (3009, "eunoe/draft.py", 13),
-    (3139, "eunoe/algorithms/greedy.py", 14),
-    (3192, "eunoe/anchors.py", 17),
-    (3344, "eunoe/algorithms/recency.py", 12),
-    (3369, "eunoe/selection.py", 18),
-    (3500, "eunoe/algorithms/dependency.py", 13),
-    (3535, "eunoe/orchestrator.py", 42),
-    (3731, "eunoe_hosts/open_webui.py", 45),
+    (906, "eunoe/settings.py", 12),
+    (1069, "eunoe/sink.py", 15),
+    (1241, "eunoe/pricing.py", 19),
+    (1381, "eunoe/relevance.py", 19),
+    (1535, "eunoe/bonds.py", 14),
+    (1668, "eunoe/flags.py", 20),
+    (1956, "eunoe/tokens.py", 25),
+    (2103, "eunoe/weighting/static.py", 11),
+    (2123, "eunoe/listing.py", 10),
+    (2159, "eunoe/weighting/keyword.py", 13),
+    (2212, "eunoe/plan.py", 16),
+    (2422, "eunoe/compress.py", 17),
+    (2607, "eunoe/job.py", 17),
+    (2717, "eunoe/ports.py", 17),
+    (2829, "eunoe/weighting/smart.py", 14),
+    (2876, "eunoe/report.py", 12),
+    (2963, "eunoe/statusline.py", 13),
+    (3034, "eunoe/draft.py", 13),
+    (3164, "eunoe/algorithms/greedy.py", 14),
+    (3217, "eunoe/anchors.py", 17),
+    (3383, "eunoe/algorithms/recency.py", 12),
+    (3408, "eunoe/selection.py", 19),
+    (3543, "eunoe/algorithms/dependency.py", 13),
+    (3578, "eunoe/orchestrator.py", 42),
+    (3774, "eunoe_hosts/open_webui.py", 45),
 )

@@ -6,7 +6,7 @@ Everything but instructions, the question and an unfinished reply yields where t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .bonds import Block, Turn
 from .conversation import Message
@@ -57,6 +57,7 @@ def place_anchors(draft: Draft, layout: Layout, directives: Directives) -> None:
     for message in layout.instructions:
         draft.force(message, Reason.INSTRUCTION)
     _place_ends(draft, layout)
+    layout = _without_refused(draft, layout, directives)
     context = directives.turn.get("context")
     # The present turn is one of the turns that !context counts.
     too_old = 0 if context is None else max(0, len(layout.earlier) + 1 - context)
@@ -70,6 +71,19 @@ def place_anchors(draft: Draft, layout: Layout, directives: Directives) -> None:
         _place_last_turn(draft, layout.earlier[-1])
     for turn in layout.earlier[:too_old]:
         draft.refuse(turn.messages, Reason.CONTEXT_FLAG)
+
+
+def _without_refused(draft: Draft, layout: Layout, directives: Directives) -> Layout:
+    """Refuse the turns that flags take out, whatever else speaks for them."""
+    remaining = []
+    for turn in layout.earlier:
+        if "only" in directives.turn:
+            draft.refuse(turn.messages, Reason.ONLY)
+        elif any(message.excluded for message in turn.messages):
+            draft.refuse(turn.messages, Reason.EXCLUDED)
+        else:
+            remaining.append(turn)
+    return replace(layout, earlier=tuple(remaining))
 
 
 def _place_ends(draft: Draft, layout: Layout) -> None:

@@ -36,6 +36,7 @@ class Message:
     weight: float = 1.0
     pinned: bool = False
     tags: frozenset[str] = frozenset()
+    excluded: bool = False
 
     def weighing(self, weight: float) -> Message:
         """Give the message with a weight; written out, since `replace` takes ten times as long."""
@@ -49,6 +50,7 @@ class Message:
             weight,
             self.pinned,
             self.tags,
+            self.excluded,
         )
 
     def counting(self, tokens: int) -> Message:
@@ -63,6 +65,7 @@ class Message:
             self.weight,
             self.pinned,
             self.tags,
+            self.excluded,
         )
 
     def with_raw(self, raw: RawMessage) -> Message:

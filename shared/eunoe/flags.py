@@ -80,6 +80,9 @@ FLAGS: Mapping[str, FlagSpec] = {
         FlagSpec(
             "pair_coherence", Scope.TURN, "Weight an answer takes over.", "a number from 0 to 1", _factor(1)
         ),
+        FlagSpec("only", Scope.TURN, "Send this question without any history."),
+        FlagSpec("help", Scope.TURN, "List these flags in the line above the answer."),
+        FlagSpec("exclude", Scope.MESSAGE, "Send this message now, and never again with its answer."),
         FlagSpec("pin", Scope.MESSAGE, "Keep this message on all later turns."),
         FlagSpec(
             "weight", Scope.MESSAGE, "Base weight of this message.", "a number from 0 to 100", _factor(100)
@@ -107,6 +110,7 @@ class Marks:
     pinned: bool = False
     weight: float = 1.0
     tags: frozenset[str] = frozenset()
+    excluded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class Directives:
 
     def as_plain(self) -> dict[str, Any]:
         """Write as plain dictionaries, for a host that carries them from hook to hook."""
-        marks = {d: [m.pinned, m.weight, sorted(m.tags)] for d, m in self.marks.items()}
+        marks = {d: [m.pinned, m.weight, sorted(m.tags), m.excluded] for d, m in self.marks.items()}
         return {
             "turn": dict(self.turn),
             "lasting": sorted(self.lasting),
@@ -145,7 +149,8 @@ class Directives:
     def from_plain(cls, plain: Mapping[str, Any]) -> Directives:
         """Read what `as_plain` wrote."""
         marks = {
-            d: Marks(pinned, weight, frozenset(tags)) for d, (pinned, weight, tags) in plain["marks"].items()
+            d: Marks(pinned, weight, frozenset(tags), *rest)
+            for d, (pinned, weight, tags, *rest) in plain["marks"].items()
         }
         return cls(dict(plain["turn"]), frozenset(plain["lasting"]), marks, tuple(plain["rejected"]))
 
@@ -233,7 +238,11 @@ def apply_marks(conversation: Conversation, marks: Mapping[str, Marks]) -> Conve
     found = ((message, marks.get(message.digest)) for message in conversation.messages)
     return Conversation(
         tuple(
-            replace(message, pinned=mark.pinned, base_weight=mark.weight, tags=mark.tags) if mark else message
+            replace(
+                message, pinned=mark.pinned, base_weight=mark.weight, tags=mark.tags, excluded=mark.excluded
+            )
+            if mark
+            else message
             for message, mark in found
         )
     )
@@ -252,6 +261,8 @@ def _mark(marks: dict[str, Marks], flag: Flag, digest: str) -> None:
 def _marked(old: Marks, name: str, value: Any) -> dict[str, Any]:
     if name == "pin":
         return {"pinned": value is not None}
+    if name == "exclude":
+        return {"excluded": value is not None}
     if name == "weight":
         return {"weight": 1.0 if value is None else value}
     return {"tags": frozenset() if value is None else old.tags | {value}}
@@ -284,3 +295,9 @@ def _strip(raw: RawMessage) -> tuple[tuple[Flag, ...], tuple[str, ...], RawMessa
         return pending.pop() if pending and part == text else part
 
     return flags, rejected, with_text(raw, change)
+
+
+def flags_help() -> str:
+    """List the flags, for a line of text."""
+    names = [f"!{spec.name}" if spec.read is None else f"!{spec.name}=…" for spec in FLAGS.values()]
+    return f"Flags: {' '.join(names)}. With + they last, with - they end"

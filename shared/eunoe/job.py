@@ -77,7 +77,8 @@ class Job:
     def must_choose(self) -> bool:
         """Say whether anything has to go."""
         over = self.bound.tokens is not None and self.tokens > self.bound.tokens
-        return over or "context" in self.directives.turn
+        asked = "context" in self.directives.turn or "only" in self.directives.turn
+        return over or asked or any(message.excluded for message in self.kept)
 
 
 def prepare(conversation: Conversation, request: Request, budget: Budget, counter: TokenCounter) -> Job:
@@ -85,7 +86,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
     cleaned, found = read_flags(conversation)
     directives = request.directives.merged(found)
     if full := bool(directives.turn.get("full")):
-        rest = {n: v for n, v in directives.turn.items() if n not in {"target", "context"}}
+        rest = {n: v for n, v in directives.turn.items() if n not in {"target", "context", "only"}}
         directives = replace(directives, turn=rest)
     marked = apply_marks(cleaned, directives.marks)
     counted = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) for m in marked.messages)

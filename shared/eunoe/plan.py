@@ -45,6 +45,8 @@ class Reason(StrEnum):
     STEPS = "steps"
     OLDER_STEP = "older_step"
     CONTEXT_FLAG = "context_flag"
+    EXCLUDED = "excluded"
+    ONLY = "only"
     DUPLICATE = "duplicate"
     ORPHAN_RESULT = "orphan_result"
     UNANSWERED_CALL = "unanswered_call"
@@ -71,6 +73,8 @@ SENTENCES: Mapping[Reason, str] = {
     Reason.STEPS: "Tool steps of an earlier turn; its question and answer are kept.",
     Reason.OLDER_STEP: "An older tool step of the present turn.",
     Reason.CONTEXT_FLAG: "Older than the turns asked for with !context.",
+    Reason.EXCLUDED: "Taken out with !exclude, or the answer to such a message.",
+    Reason.ONLY: "Left out by !only.",
     Reason.DUPLICATE: "The same instruction stands before it.",
     Reason.ORPHAN_RESULT: "A tool result without its call, which providers refuse.",
     Reason.UNANSWERED_CALL: "A tool call without its result, which providers refuse.",

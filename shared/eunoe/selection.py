@@ -10,6 +10,7 @@ from .bonds import Repair, Turn
 from .compress import LEAST_TOKENS, is_lean
 from .conversation import Message
 from .draft import Draft
+from .flags import flags_help
 from .job import Job
 from .plan import UNYIELDING, Decision, Fate, Plan, Reason, decisions_by_position
 from .ports import SelectionResult
@@ -135,10 +136,14 @@ def _decision(message: Message, draft: Draft, fault: Repair | None, parts: Mappi
 
 def _notices(job: Job, draft: Draft) -> tuple[str, ...]:
     notices = [*job.directives.rejected]
+    if "help" in job.directives.turn:
+        notices.append(flags_help())
     if draft.room < 0:
         notices.append("The question and the instructions alone are over the limit.")
     if job.full_refused and job.must_choose:
         notices.append("!full: the whole history is over the limit.")
-    if any(m.pinned and not draft.keeps(m) for m in job.kept):
+    asked_for = {Reason.ONLY, Reason.EXCLUDED}
+    unkept = [m for m in job.kept if m.pinned and not draft.keeps(m)]
+    if any(draft.refused.get(m.id) not in asked_for for m in unkept):
         notices.append("Not all pinned messages fit.")
     return tuple(notices)

@@ -36,7 +36,17 @@ def users():
 
 
 def flags():
-    known = ["!pin ", "!tag=a ", "!weight=3 ", "!+recent=3 ", "!target=bad ", "!important ", "!= x "]
+    known = [
+        "!pin ",
+        "!tag=a ",
+        "!weight=3 ",
+        "!+recent=3 ",
+        "!target=bad ",
+        "!important ",
+        "!= x ",
+        "!exclude ",
+        "!only ",
+    ]
     return st.one_of(st.just(""), st.just(""), st.just(""), st.sampled_from(known))
 
 

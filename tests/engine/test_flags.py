@@ -73,7 +73,7 @@ def test_any_text_is_read_without_an_error_and_only_once(text):
 def test_every_flag_says_what_it_does():
     assert set(FLAGS) == {
         "full", "target", "context", "nosum", "recent", "keep_tag", "tool_penalty", "pair_coherence",
-        "pin", "weight", "tag",
+        "pin", "weight", "tag", "only", "help", "exclude",
     }  # fmt: skip
     assert all(spec.effect.endswith(".") for spec in FLAGS.values())
 
@@ -256,3 +256,48 @@ def test_flags_are_taken_off_in_the_same_way_on_every_turn():
     second = [*first, {"role": "assistant", "content": "Noted."}, {"role": "user", "content": "!nosum Who?"}]
     assert texts(plan(first)) == ["The client is Orbit."]
     assert texts(plan(second)) == ["The client is Orbit.", "Noted.", "Who?"]
+
+
+def test_exclude_sends_its_message_once_and_never_again_with_its_answer():
+    messages = chat()
+    messages[9]["content"] = "!exclude My password is hunter2. " + messages[9]["content"]
+    asked = plan(messages[:10], budget=0)
+    assert texts(asked)[-1].startswith("My password is hunter2."), "on its own turn it is the question"
+    later = plan([*messages, {"role": "user", "content": "Next?"}], budget=0)
+    assert not any("hunter2" in text or text.startswith("Answer 4") for text in texts(later))
+    reasons = {d.message.position: d.reason for d in later.decisions if d.fate is Fate.DROPPED}
+    assert reasons == {9: Reason.EXCLUDED, 10: Reason.EXCLUDED}
+    taken_back = plan([*messages, {"role": "user", "content": "!-exclude Next?"}], budget=0)
+    assert any("hunter2" in text for text in texts(taken_back))
+
+
+def test_exclude_wins_over_pin_and_over_being_the_opening_or_the_last_turn():
+    for position in (1, 23):
+        messages = chat()
+        messages[position]["content"] = "!pin,exclude SECRET " + messages[position]["content"]
+        result = plan([*messages, {"role": "user", "content": "Next?"}])
+        assert not any("SECRET" in text for text in texts(result))
+        assert result.messages[1]["role"] == "user"
+
+
+def test_only_sends_the_question_without_history_and_pins():
+    messages = chat()
+    messages[9]["content"] = "!pin LARK"
+    result = plan([*messages, {"role": "user", "content": "!only Next?"}], budget=0)
+    assert texts(result) == ["Be brief.", "Next?"]
+    assert {d.reason for d in result.decisions if d.fate is Fate.DROPPED} == {Reason.ONLY}
+    assert result.notices == ()
+    later = [*messages, {"role": "user", "content": "!only Next?"}, {"role": "assistant", "content": "ok"}]
+    assert len(texts(plan([*later, {"role": "user", "content": "And?"}], budget=0))) == 28
+
+
+def test_full_brings_the_history_back():
+    later = [*chat(), {"role": "user", "content": "!+only Next?"}, {"role": "assistant", "content": "ok"}]
+    assert len(texts(plan([*later, {"role": "user", "content": "And?"}], budget=0))) == 2
+    assert len(texts(plan([*later, {"role": "user", "content": "!full And?"}], budget=0))) == 28
+
+
+def test_help_lists_the_flags():
+    notices = plan([{"role": "user", "content": "!help What is a gateway?"}]).notices
+    assert all(f"!{name}" in notices[0] for name in FLAGS)
+    assert texts(plan([{"role": "user", "content": "!help What is a gateway?"}])) == ["What is a gateway?"]

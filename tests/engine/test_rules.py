@@ -129,7 +129,8 @@ def test_instructions_and_the_question_are_kept_word_for_word(algorithm, message
 def test_a_pin_is_kept_word_for_word_where_it_fits_beside_the_question(algorithm, messages, budget):
     plan = process(messages, budget, algorithm).plan
     for decision in plan.decisions:
-        if decision.message.pinned and decision.fate is not Fate.KEPT:
+        taken_out = decision.reason in {Reason.EXCLUDED, Reason.ONLY}
+        if decision.message.pinned and decision.fate is not Fate.KEPT and not taken_out:
             assert decision.fate is Fate.COMPRESSED or decision.reason is Reason.NO_ROOM
             assert "Not all pinned messages fit." in plan.notices
 
@@ -154,7 +155,8 @@ def test_nothing_to_do_nothing_done(algorithm, messages):
     cleaned, directives = read_flags(conversation)
     faults = repair(cleaned.messages)[1]
     result = process(messages, 0, algorithm)
-    if not faults and "context" not in directives.turn:
+    asked = {"context", "only"} & set(directives.turn) or any(m.excluded for m in directives.marks.values())
+    if not faults and not asked:
         assert result.plan.messages == cleaned.to_openai_messages()
         assert not result.plan.is_trimmed
 
