@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 33 files; the SHA-256 digest of their text is
-# 5859f8f60f168581b31d84a5e8cf520f21040e242de2ad6183e62b3d5280c061.
+# 193b259d7536292b0a92292af8a72716b942d9aca8fb3a391d78b52fac5f603a.
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 try:
@@ -683,6 +684,34 @@ def reserve_of(context_window: int | None, reply_tokens: int | None, reply_reser
     return min(reply_reserve, int(context_window * DEFAULT_RESERVE_SHARE))
 
 
+def read_model_budgets(text: str) -> dict[str, int]:
+    """Read the JSON map of model ids, or patterns of them, to their own bound in tokens.
+
+    Raises:
+        BadSetting: it is no such map.
+    """
+    try:
+        budgets = json.loads(text or "{}")
+    except ValueError:
+        budgets = None
+    if not isinstance(budgets, dict) or not all(_is_budget(tokens) for tokens in budgets.values()):
+        fix = 'Write it like {"gpt-5*": 32000, "llama3.1:8b": 6000}; 0 is no bound.'
+        raise BadSetting("model_budgets", "it is no JSON map of model ids to whole numbers", fix)
+    return budgets
+
+
+def tokens_for(model: str, budgets: Mapping[str, int], otherwise: int) -> int:
+    """Find a model's own bound: by its id, else by the longest pattern that fits, else the general one."""
+    if model in budgets:
+        return budgets[model]
+    fitting = [pattern for pattern in budgets if fnmatchcase(model.lower(), pattern.lower())]
+    return budgets[max(fitting, key=len)] if fitting else otherwise
+
+
+def _is_budget(tokens: Any) -> bool:
+    return isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
+
+
 # ──── eunoe/conversation.py ─────────────────────────────────────────────────────────────────────────────────
 
 RawMessage = dict[str, Any]
@@ -899,169 +928,6 @@ def _is_blank_part(part: Any) -> bool:
     if isinstance(part, dict) and part.get("type", "text") not in {"text", "input_text", "output_text"}:
         return False
     return not part_text(part).strip()
-
-
-# ──── eunoe/settings.py ─────────────────────────────────────────────────────────────────────────────────────
-
-ENVIRONMENT_PREFIX = "EUNOE_"
-_MASKED: dict[str, Any] = {"input": {"type": "password"}}
-
-
-class Settings(BaseModel):
-    """All settings with their defaults."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    max_tokens: int = Field(
-        16_000,
-        ge=0,
-        title="Largest prompt, in tokens",
-        description="No model call gets more than this: instructions, tools, memory, documents and messages "
-        "together. `0` sets no bound of its own; the model's window still bounds. Open WebUI's built-in "
-        "tools alone take about 5,200 tokens.",
-    )
-    context_window: int = Field(
-        0,
-        ge=0,
-        title="The model's context window, in tokens",
-        description="`0` takes the window from Open WebUI's model list, where the provider tells it. Set it "
-        "for local models whose list does not say.",
-    )
-    reply_reserve: int = Field(
-        2_048,
-        ge=0,
-        title="Room for the reply, in tokens",
-        description="This much of the window stays free for the answer, at most a quarter of it. A chat that "
-        "sets its own maximum for the reply gets that instead. It matters only where the window is known.",
-    )
-    algorithm: Literal["recency_biased", "greedy_by_weight", "dependency_aware"] = Field(
-        "recency_biased",
-        title="How messages are chosen",
-        description="When a chat is over the limit: `recency_biased` prefers what fits the question and is "
-        "recent, `greedy_by_weight` looks at the question alone, `dependency_aware` is the first with all that "
-        "a chosen message belongs to.",
-    )
-    recency_factor: float = Field(
-        1.5,
-        ge=0,
-        le=100,
-        title="How much newer messages count",
-        description="The newest message's weight is multiplied by 1 + this number, the oldest's by 1.",
-    )
-    weighting: Literal["smart", "keyword", "static"] = Field(
-        "smart",
-        title="How messages are weighed",
-        description="`smart` compares words with the question, looks at what stands beside a match, who spoke "
-        "and when, lends a question's weight to its answer and lowers tool messages; `keyword` only compares "
-        "words; `static` weighs all alike.",
-    )
-    tool_penalty: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        title="Weight of tool messages",
-        description="Tool calls and their results have their weight multiplied by this. `1` treats them like "
-        "any other message.",
-    )
-    pair_coherence: float = Field(
-        0.8,
-        ge=0,
-        le=1,
-        title="Weight an answer takes over from its question",
-        description="An answer weighs at least this share of what its question weighs.",
-    )
-    nosum_by_default: bool = Field(
-        False,
-        title="Make no summaries",
-        description="What does not fit is left out, never summarized. People can write `!nosum` for one turn.",
-    )
-    show_status: bool = Field(
-        True,
-        title="Show a line above each answer",
-        description="How many messages and tokens were sent, how much came from the provider's cache, and "
-        "what went wrong. People can switch it off for themselves.",
-    )
-    observer_url: str = Field(
-        "",
-        title="Observer address",
-        description="Where runs are sent to be looked at, such as `http://localhost:7456`. Empty: nothing is "
-        "sent anywhere.",
-    )
-    observer_token: str = Field(
-        "",
-        title="Observer token",
-        description="The token the observer was started with. Empty if it was started without one.",
-        json_schema_extra=_MASKED,
-    )
-    observer_public_url: str = Field(
-        "",
-        title="Observer address for browsers",
-        description="Where administrators' browsers reach the observer. Set it to have each answer's status "
-        "line link to its run; only administrators see the link. Empty: no link.",
-    )
-    observer_content: Literal["preview", "full", "none"] = Field(
-        "preview",
-        title="How much text the observer gets",
-        description="`preview` sends the first 200 characters of each message, `full` the whole text, `none` "
-        "no text at all.",
-    )
-    observer_log_level: Literal["DEBUG", "INFO", "WARNING"] = Field(
-        "DEBUG",
-        title="What the observer gets",
-        description="`DEBUG`: every run with each message's fate. `INFO`: every run, numbers only. "
-        "`WARNING`: only failures.",
-    )
-    pricing_config_path: str = Field(
-        "",
-        title="Price file",
-        description="Path of a JSON file on the server with prices in USD for a million tokens: a list of "
-        "`model_id`, `input_price_per_1m`, `cached_price_per_1m`, `cache_write_price_per_1m`, "
-        "`output_price_per_1m`. Used where the provider reports no cost. Empty: prices come from the model list "
-        "where it names them, else there is no price.",
-    )
-    model_aliases: str = Field(
-        "{}",
-        title="Other names of models",
-        description="A JSON map of model ids to the names they have in the price file, such as "
-        '`{"my.gpt-mini": "gpt-4.1-mini"}`. A provider before the name and a date behind it need no alias.',
-    )
-    store_path: str = Field(
-        "",
-        title="Where Eunoe keeps its own data",
-        description="A file path on the server; empty is a folder of its own in Open WebUI's data folder. This "
-        "version keeps nothing on disk; search in dropped turns will.",
-    )
-    priority: int = Field(
-        100,
-        title="Order among filters",
-        description="Filters run from the lowest number to the highest. Keep this one last, so that it "
-        "counts what the others add.",
-    )
-
-
-def environment_name(field: str) -> str:
-    """Name the environment variable of a setting."""
-    return ENVIRONMENT_PREFIX + field.upper()
-
-
-def settings_from(environment: Mapping[str, str]) -> Settings:
-    """Read settings from environment variables; what is not there or empty has its default.
-
-    Raises:
-        BadSetting: a value can't be used; names the variable.
-    """
-    names = {environment_name(field): field for field in Settings.model_fields}
-    given = {names[name]: value for name, value in environment.items() if name in names and value != ""}
-    try:
-        return Settings.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0])
-        raise BadSetting(
-            environment_name(field),
-            first["msg"].rstrip("."),
-            f"The default is {Settings.model_fields[field].default}.",
-        ) from None
 
 
 # ──── eunoe/sink.py ─────────────────────────────────────────────────────────────────────────────────────────
@@ -2152,6 +2018,186 @@ def nested_entries(entries: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str
         for each in (entry, entry.get("meta"), *inner, entry.get("ollama")):
             if isinstance(each, Mapping):
                 yield each
+
+
+# ──── eunoe/settings.py ─────────────────────────────────────────────────────────────────────────────────────
+
+ENVIRONMENT_PREFIX = "EUNOE_"
+_MASKED: dict[str, Any] = {"input": {"type": "password"}}
+
+
+class Settings(BaseModel):
+    """All settings with their defaults."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    max_tokens: int = Field(
+        16_000,
+        ge=0,
+        title="Largest prompt, in tokens",
+        description="No model call gets more than this: instructions, tools, memory, documents and messages "
+        "together. `0` sets no bound of its own; the model's window still bounds. Open WebUI's built-in "
+        "tools alone take about 5,200 tokens.",
+    )
+    model_budgets: str = Field(
+        "{}",
+        title="Largest prompt of single models",
+        description='A JSON map of model ids to their own limit, such as `{"gpt-5*": 32000, "llama3.1:8b": 6000}`. '
+        "`*` stands for anything; of several that fit the longest counts. Models without an entry have the limit "
+        "above.",
+    )
+    context_window: int = Field(
+        0,
+        ge=0,
+        title="The model's context window, in tokens",
+        description="`0` takes the window from Open WebUI's model list, where the provider tells it. Set it "
+        "for local models whose list does not say.",
+    )
+    reply_reserve: int = Field(
+        2_048,
+        ge=0,
+        title="Room for the reply, in tokens",
+        description="This much of the window stays free for the answer, at most a quarter of it. A chat that "
+        "sets its own maximum for the reply gets that instead. It matters only where the window is known.",
+    )
+    algorithm: Literal["recency_biased", "greedy_by_weight", "dependency_aware"] = Field(
+        "recency_biased",
+        title="How messages are chosen",
+        description="When a chat is over the limit: `recency_biased` prefers what fits the question and is "
+        "recent, `greedy_by_weight` looks at the question alone, `dependency_aware` is the first with all that "
+        "a chosen message belongs to.",
+    )
+    recency_factor: float = Field(
+        1.5,
+        ge=0,
+        le=100,
+        title="How much newer messages count",
+        description="The newest message's weight is multiplied by 1 + this number, the oldest's by 1.",
+    )
+    weighting: Literal["smart", "keyword", "static"] = Field(
+        "smart",
+        title="How messages are weighed",
+        description="`smart` compares words with the question, looks at what stands beside a match, who spoke "
+        "and when, lends a question's weight to its answer and lowers tool messages; `keyword` only compares "
+        "words; `static` weighs all alike.",
+    )
+    tool_penalty: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        title="Weight of tool messages",
+        description="Tool calls and their results have their weight multiplied by this. `1` treats them like "
+        "any other message.",
+    )
+    pair_coherence: float = Field(
+        0.8,
+        ge=0,
+        le=1,
+        title="Weight an answer takes over from its question",
+        description="An answer weighs at least this share of what its question weighs.",
+    )
+    nosum_by_default: bool = Field(
+        False,
+        title="Make no summaries",
+        description="What does not fit is left out, never summarized. People can write `!nosum` for one turn.",
+    )
+    show_status: bool = Field(
+        True,
+        title="Show a line above each answer",
+        description="How many messages and tokens were sent, how much came from the provider's cache, and "
+        "what went wrong. People can switch it off for themselves.",
+    )
+    observer_url: str = Field(
+        "",
+        title="Observer address",
+        description="Where runs are sent to be looked at, such as `http://localhost:7456`. Empty: nothing is "
+        "sent anywhere.",
+    )
+    observer_token: str = Field(
+        "",
+        title="Observer token",
+        description="The token the observer was started with. Empty if it was started without one.",
+        json_schema_extra=_MASKED,
+    )
+    observer_public_url: str = Field(
+        "",
+        title="Observer address for browsers",
+        description="Where administrators' browsers reach the observer. Set it to have each answer's status "
+        "line link to its run; only administrators see the link. Empty: no link.",
+    )
+    observer_content: Literal["preview", "full", "none"] = Field(
+        "preview",
+        title="How much text the observer gets",
+        description="`preview` sends the first 200 characters of each message, `full` the whole text, `none` "
+        "no text at all.",
+    )
+    observer_log_level: Literal["DEBUG", "INFO", "WARNING"] = Field(
+        "DEBUG",
+        title="What the observer gets",
+        description="`DEBUG`: every run with each message's fate. `INFO`: every run, numbers only. "
+        "`WARNING`: only failures.",
+    )
+    pricing_config_path: str = Field(
+        "",
+        title="Price file",
+        description="Path of a JSON file on the server with prices in USD for a million tokens: a list of "
+        "`model_id`, `input_price_per_1m`, `cached_price_per_1m`, `cache_write_price_per_1m`, "
+        "`output_price_per_1m`. Used where the provider reports no cost. Empty: prices come from the model list "
+        "where it names them, else there is no price.",
+    )
+    model_aliases: str = Field(
+        "{}",
+        title="Other names of models",
+        description="A JSON map of model ids to the names they have in the price file, such as "
+        '`{"my.gpt-mini": "gpt-4.1-mini"}`. A provider before the name and a date behind it need no alias.',
+    )
+    store_path: str = Field(
+        "",
+        title="Where Eunoe keeps its own data",
+        description="A file path on the server; empty is a folder of its own in Open WebUI's data folder. This "
+        "version keeps nothing on disk; search in dropped turns will.",
+    )
+    priority: int = Field(
+        100,
+        title="Order among filters",
+        description="Filters run from the lowest number to the highest. Keep this one last, so that it "
+        "counts what the others add.",
+    )
+
+    @field_validator("model_budgets", "model_aliases")
+    @classmethod
+    def _readable(cls, text: str, info: ValidationInfo) -> str:
+        """Refuse what can't be read when it is saved, and not in the middle of a chat."""
+        try:
+            read_model_budgets(text) if info.field_name == "model_budgets" else read_aliases(text)
+        except BadSetting as error:
+            raise ValueError(f"{error.problem}. {error.fix}") from None
+        return text
+
+
+def environment_name(field: str) -> str:
+    """Name the environment variable of a setting."""
+    return ENVIRONMENT_PREFIX + field.upper()
+
+
+def settings_from(environment: Mapping[str, str]) -> Settings:
+    """Read settings from environment variables; what is not there or empty has its default.
+
+    Raises:
+        BadSetting: a value can't be used; names the variable.
+    """
+    names = {environment_name(field): field for field in Settings.model_fields}
+    given = {names[name]: value for name, value in environment.items() if name in names and value != ""}
+    try:
+        return Settings.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        raise BadSetting(
+            environment_name(field),
+            first["msg"].rstrip("."),
+            f"The default is {Settings.model_fields[field].default}.",
+        ) from None
 
 
 # ──── eunoe/weighting/keyword.py ────────────────────────────────────────────────────────────────────────────
@@ -3606,6 +3652,7 @@ class ContextOrchestrator:
         algorithm: SelectionAlgorithm | None = None,
         weighting: WeightingStrategy | None = None,
         constraints: ConstraintSet | None = None,
+        model_budgets: Mapping[str, int] | None = None,
         sink: Sink | None = None,
         capture: Capture = Capture.PREVIEW,
         log_level: str = "DEBUG",
@@ -3615,6 +3662,7 @@ class ContextOrchestrator:
         self.algorithm = algorithm or RecencyBiasedAlgorithm()
         self.weighting = weighting or SmartWeightingStrategy()
         self.constraints = constraints or ConstraintSet()
+        self.model_budgets = model_budgets or {}
         self.sink = sink or NoSink()
         self.capture, self.log_level = capture, log_level
         self.clock = clock or SystemClock()
@@ -3626,6 +3674,7 @@ class ContextOrchestrator:
             TokenBudget(settings.max_tokens),
             algorithm=_algorithm_of(settings),
             weighting=_weighting_of(settings),
+            model_budgets=read_model_budgets(settings.model_budgets),
             sink=sink,
             capture=Capture(settings.observer_content),
             log_level=settings.observer_log_level,
@@ -3693,7 +3742,7 @@ class ContextOrchestrator:
 
     def _begin(self, conversation: Conversation, request: Request) -> tuple[Job, Plan | None]:
         """Make the request ready, and plan it at once where nothing has to go."""
-        job = prepare(conversation, request, self.budget, counter_for(request.model))
+        job = prepare(conversation, request, self._budget_for(request.model), counter_for(request.model))
         plan = None if job.must_choose else finish(job, keep_all(job), {}, {}, self._names()).verify()
         return job, plan
 
@@ -3709,6 +3758,10 @@ class ContextOrchestrator:
         choice = self._choose(job, weighted, draft)
         fill(draft, layout, choice)
         return finish(job, draft, scores, choice.recency, self._names()).verify()
+
+    def _budget_for(self, model: str) -> Budget:
+        tokens = tokens_for(model, self.model_budgets, self.budget.max_tokens)
+        return self.budget if tokens == self.budget.max_tokens else replace(self.budget, max_tokens=tokens)
 
     def _names(self) -> tuple[str, str]:
         return self.algorithm.name(), self.weighting.name()
@@ -3733,7 +3786,7 @@ class ContextOrchestrator:
                 messages=messages,
                 algorithm=plan.algorithm,
                 weighting=plan.weighting,
-                max_tokens=self.budget.max_tokens,
+                max_tokens=self._budget_for(request.model).max_tokens,
                 context_window=request.context_window,
                 reply_reserve=plan.bound.reply_reserve,
             )
@@ -4169,37 +4222,37 @@ def locate(error: BaseException) -> list[str]:
 
 # Where each source file starts in this one; error reports use it.
 _SECTIONS = (
-    (55, "eunoe/errors.py", 14),
-    (93, "eunoe/memo.py", 8),
-    (120, "eunoe/estimate.py", 14),
-    (233, "eunoe/events.py", 17),
-    (405, "eunoe/usage.py", 9),
-    (513, "eunoe/terms.py", 12),
-    (594, "eunoe/budget.py", 10),
-    (688, "eunoe/conversation.py", 13),
-    (906, "eunoe/settings.py", 12),
-    (1069, "eunoe/sink.py", 15),
-    (1241, "eunoe/pricing.py", 19),
-    (1381, "eunoe/relevance.py", 19),
-    (1535, "eunoe/bonds.py", 14),
-    (1668, "eunoe/flags.py", 20),
-    (1956, "eunoe/tokens.py", 25),
-    (2103, "eunoe/weighting/static.py", 11),
-    (2123, "eunoe/listing.py", 10),
-    (2159, "eunoe/weighting/keyword.py", 13),
-    (2212, "eunoe/plan.py", 16),
-    (2422, "eunoe/compress.py", 17),
-    (2607, "eunoe/job.py", 17),
-    (2717, "eunoe/ports.py", 17),
-    (2829, "eunoe/weighting/smart.py", 14),
-    (2876, "eunoe/report.py", 12),
-    (2963, "eunoe/statusline.py", 13),
-    (3034, "eunoe/draft.py", 13),
-    (3164, "eunoe/algorithms/greedy.py", 14),
-    (3217, "eunoe/anchors.py", 17),
-    (3383, "eunoe/algorithms/recency.py", 12),
-    (3408, "eunoe/selection.py", 19),
-    (3543, "eunoe/algorithms/dependency.py", 13),
-    (3578, "eunoe/orchestrator.py", 42),
-    (3774, "eunoe_hosts/open_webui.py", 45),
+    (56, "eunoe/errors.py", 14),
+    (94, "eunoe/memo.py", 8),
+    (121, "eunoe/estimate.py", 14),
+    (234, "eunoe/events.py", 17),
+    (406, "eunoe/usage.py", 9),
+    (514, "eunoe/terms.py", 12),
+    (595, "eunoe/budget.py", 14),
+    (717, "eunoe/conversation.py", 13),
+    (935, "eunoe/sink.py", 15),
+    (1107, "eunoe/pricing.py", 19),
+    (1247, "eunoe/relevance.py", 19),
+    (1401, "eunoe/bonds.py", 14),
+    (1534, "eunoe/flags.py", 20),
+    (1822, "eunoe/tokens.py", 25),
+    (1969, "eunoe/weighting/static.py", 11),
+    (1989, "eunoe/listing.py", 10),
+    (2025, "eunoe/settings.py", 14),
+    (2205, "eunoe/weighting/keyword.py", 13),
+    (2258, "eunoe/plan.py", 16),
+    (2468, "eunoe/compress.py", 17),
+    (2653, "eunoe/job.py", 17),
+    (2763, "eunoe/ports.py", 17),
+    (2875, "eunoe/weighting/smart.py", 14),
+    (2922, "eunoe/report.py", 12),
+    (3009, "eunoe/statusline.py", 13),
+    (3080, "eunoe/draft.py", 13),
+    (3210, "eunoe/algorithms/greedy.py", 14),
+    (3263, "eunoe/anchors.py", 17),
+    (3429, "eunoe/algorithms/recency.py", 12),
+    (3454, "eunoe/selection.py", 19),
+    (3589, "eunoe/algorithms/dependency.py", 13),
+    (3624, "eunoe/orchestrator.py", 42),
+    (3827, "eunoe_hosts/open_webui.py", 45),
 )

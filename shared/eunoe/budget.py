@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
 
 from .errors import BadSetting
 
@@ -97,3 +101,31 @@ def reserve_of(context_window: int | None, reply_tokens: int | None, reply_reser
     if reply_tokens and reply_tokens > 0:
         return min(reply_tokens, int(context_window * ASKED_RESERVE_SHARE))
     return min(reply_reserve, int(context_window * DEFAULT_RESERVE_SHARE))
+
+
+def read_model_budgets(text: str) -> dict[str, int]:
+    """Read the JSON map of model ids, or patterns of them, to their own bound in tokens.
+
+    Raises:
+        BadSetting: it is no such map.
+    """
+    try:
+        budgets = json.loads(text or "{}")
+    except ValueError:
+        budgets = None
+    if not isinstance(budgets, dict) or not all(_is_budget(tokens) for tokens in budgets.values()):
+        fix = 'Write it like {"gpt-5*": 32000, "llama3.1:8b": 6000}; 0 is no bound.'
+        raise BadSetting("model_budgets", "it is no JSON map of model ids to whole numbers", fix)
+    return budgets
+
+
+def tokens_for(model: str, budgets: Mapping[str, int], otherwise: int) -> int:
+    """Find a model's own bound: by its id, else by the longest pattern that fits, else the general one."""
+    if model in budgets:
+        return budgets[model]
+    fitting = [pattern for pattern in budgets if fnmatchcase(model.lower(), pattern.lower())]
+    return budgets[max(fitting, key=len)] if fitting else otherwise
+
+
+def _is_budget(tokens: Any) -> bool:
+    return isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0

@@ -12,7 +12,7 @@ from .algorithms.greedy import GreedyByWeightAlgorithm
 from .algorithms.recency import RecencyBiasedAlgorithm
 from .anchors import layout_of, place_anchors
 from .bonds import turns_of
-from .budget import Budget, TokenBudget
+from .budget import Budget, TokenBudget, read_model_budgets, tokens_for
 from .conversation import Conversation, Message
 from .draft import Draft
 from .events import Capture, EventKind, OutletBody, StartBody, UsageBody, new_event
@@ -70,6 +70,7 @@ class ContextOrchestrator:
         algorithm: SelectionAlgorithm | None = None,
         weighting: WeightingStrategy | None = None,
         constraints: ConstraintSet | None = None,
+        model_budgets: Mapping[str, int] | None = None,
         sink: Sink | None = None,
         capture: Capture = Capture.PREVIEW,
         log_level: str = "DEBUG",
@@ -79,6 +80,7 @@ class ContextOrchestrator:
         self.algorithm = algorithm or RecencyBiasedAlgorithm()
         self.weighting = weighting or SmartWeightingStrategy()
         self.constraints = constraints or ConstraintSet()
+        self.model_budgets = model_budgets or {}
         self.sink = sink or NoSink()
         self.capture, self.log_level = capture, log_level
         self.clock = clock or SystemClock()
@@ -90,6 +92,7 @@ class ContextOrchestrator:
             TokenBudget(settings.max_tokens),
             algorithm=_algorithm_of(settings),
             weighting=_weighting_of(settings),
+            model_budgets=read_model_budgets(settings.model_budgets),
             sink=sink,
             capture=Capture(settings.observer_content),
             log_level=settings.observer_log_level,
@@ -157,7 +160,7 @@ class ContextOrchestrator:
 
     def _begin(self, conversation: Conversation, request: Request) -> tuple[Job, Plan | None]:
         """Make the request ready, and plan it at once where nothing has to go."""
-        job = prepare(conversation, request, self.budget, counter_for(request.model))
+        job = prepare(conversation, request, self._budget_for(request.model), counter_for(request.model))
         plan = None if job.must_choose else finish(job, keep_all(job), {}, {}, self._names()).verify()
         return job, plan
 
@@ -173,6 +176,10 @@ class ContextOrchestrator:
         choice = self._choose(job, weighted, draft)
         fill(draft, layout, choice)
         return finish(job, draft, scores, choice.recency, self._names()).verify()
+
+    def _budget_for(self, model: str) -> Budget:
+        tokens = tokens_for(model, self.model_budgets, self.budget.max_tokens)
+        return self.budget if tokens == self.budget.max_tokens else replace(self.budget, max_tokens=tokens)
 
     def _names(self) -> tuple[str, str]:
         return self.algorithm.name(), self.weighting.name()
@@ -197,7 +204,7 @@ class ContextOrchestrator:
                 messages=messages,
                 algorithm=plan.algorithm,
                 weighting=plan.weighting,
-                max_tokens=self.budget.max_tokens,
+                max_tokens=self._budget_for(request.model).max_tokens,
                 context_window=request.context_window,
                 reply_reserve=plan.bound.reply_reserve,
             )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from .budget import read_model_budgets
 from .errors import BadSetting
+from .pricing import read_aliases
 
 ENVIRONMENT_PREFIX = "EUNOE_"
 _MASKED: dict[str, Any] = {"input": {"type": "password"}}
@@ -25,6 +27,13 @@ class Settings(BaseModel):
         description="No model call gets more than this: instructions, tools, memory, documents and messages "
         "together. `0` sets no bound of its own; the model's window still bounds. Open WebUI's built-in "
         "tools alone take about 5,200 tokens.",
+    )
+    model_budgets: str = Field(
+        "{}",
+        title="Largest prompt of single models",
+        description='A JSON map of model ids to their own limit, such as `{"gpt-5*": 32000, "llama3.1:8b": 6000}`. '
+        "`*` stands for anything; of several that fit the longest counts. Models without an entry have the limit "
+        "above.",
     )
     context_window: int = Field(
         0,
@@ -143,6 +152,16 @@ class Settings(BaseModel):
         description="Filters run from the lowest number to the highest. Keep this one last, so that it "
         "counts what the others add.",
     )
+
+    @field_validator("model_budgets", "model_aliases")
+    @classmethod
+    def _readable(cls, text: str, info: ValidationInfo) -> str:
+        """Refuse what can't be read when it is saved, and not in the middle of a chat."""
+        try:
+            read_model_budgets(text) if info.field_name == "model_budgets" else read_aliases(text)
+        except BadSetting as error:
+            raise ValueError(f"{error.problem}. {error.fix}") from None
+        return text
 
 
 def environment_name(field: str) -> str:

@@ -2,7 +2,15 @@
 
 import pytest
 
-from eunoe.budget import Bound, BoundSource, TokenBudget, TokenTargetBudget, bound_of
+from eunoe.budget import (
+    Bound,
+    BoundSource,
+    TokenBudget,
+    TokenTargetBudget,
+    bound_of,
+    read_model_budgets,
+    tokens_for,
+)
 from eunoe.errors import BadSetting
 
 
@@ -35,3 +43,18 @@ def test_without_a_window_nothing_is_reserved():
 def test_a_bad_budget_names_the_field_and_the_fix(make):
     with pytest.raises(BadSetting, match=r"(max|target)_tokens: .*Use "):
         make()
+
+
+def test_a_model_has_its_own_bound_by_its_id_or_the_longest_pattern_that_fits():
+    budgets = read_model_budgets(
+        '{"gpt-5*": 32000, "gpt-5-mini*": 9000, "gpt-5-mini": 8000, "*8b": 6000, "free": 0}'
+    )
+    found = [tokens_for(model, budgets, 16_000) for model in
+             ("gpt-5-mini", "gpt-5-mini-2026", "GPT-5.6", "llama3.1:8b", "free", "claude")]  # fmt: skip
+    assert found == [8000, 9000, 32000, 6000, 0, 16_000]
+
+
+@pytest.mark.parametrize("text", ["[]", "x", '{"a": "b"}', '{"a": -1}', '{"a": true}', '{"a": 1.5}'])
+def test_model_budgets_that_are_no_map_are_named_with_the_fix(text):
+    with pytest.raises(BadSetting, match=r"model_budgets: .*Write it like"):
+        read_model_budgets(text)

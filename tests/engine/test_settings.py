@@ -14,6 +14,7 @@ def test_the_defaults_are_these():
         {
             "priority": 100,
             "max_tokens": 16000,
+            "model_budgets": "{}",
             "context_window": 0,
             "reply_reserve": 2048,
             "algorithm": "recency_biased",
@@ -70,7 +71,7 @@ def test_without_variables_all_is_default():
 
 def test_every_setting_can_be_set_by_its_variable():
     given = {
-        "priority": 3, "max_tokens": 9000, "context_window": 32_768, "reply_reserve": 512,
+        "priority": 3, "max_tokens": 9000, "model_budgets": '{"m": 1}', "context_window": 32_768, "reply_reserve": 512,
         "algorithm": "dependency_aware", "recency_factor": 0.25, "weighting": "keyword", "tool_penalty": 0.75,
         "pair_coherence": 0.5, "nosum_by_default": True, "show_status": False, "observer_url": "http://localhost:7456",
         "observer_token": "secret", "observer_public_url": "https://eunoe.example.org", "observer_content": "none",

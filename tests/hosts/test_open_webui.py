@@ -211,6 +211,19 @@ def test_relevance_looks_at_the_users_words_and_not_at_the_documents_around_them
         assert any(t.startswith("How many holidays") for t in contents(body))
 
 
+def test_a_model_may_have_a_limit_of_its_own(host):
+    filter_, sink = filter_with_sink(host)
+    run(Turn(filter_, max_tokens=5000, model_budgets='{"m*": 900, "other": 100}').send(chat()))
+    assert sink.bodies("pipeline.plan")[0]["limit"] == 900
+    assert sink.bodies("pipeline.start")[0]["max_tokens"] == 900
+
+
+@pytest.mark.parametrize("field", ["model_budgets", "model_aliases"])
+def test_a_map_that_can_not_be_read_is_refused_when_it_is_saved(host, field):
+    with pytest.raises(ValueError, match=f"(?s){field}.*Write it like"):
+        host.Filter.Valves(**{field: "not a map"})
+
+
 def test_people_may_lower_their_own_limit_but_not_raise_it(host):
     for own, limit in ((400, 400), (5000, 900), (0, 900)):
         filter_, sink = filter_with_sink(host)
