@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,16 @@ def environment_of(data: Path, provider_url: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def hosted(data: Path, provider_url: str, extra: Mapping[str, str] | None = None) -> Iterator[Hosted]:
+def hosted(
+    data: Path,
+    provider_url: str,
+    extra: Mapping[str, str] | None = None,
+    command: Callable[[int], list[str]] = run.open_webui_command,
+) -> Iterator[Hosted]:
     """Run Open WebUI with an account, its built-in tools off for `plain`, and a tool `lookup`."""
     port = free_port()
     env = {**environment_of(data, provider_url), **(extra or {})}
-    server = Server.start("Open WebUI", run.open_webui_command(port), data / "open-webui.log", env)
+    server = Server.start("Open WebUI", command(port), data / "open-webui.log", env)
     api = OpenWebUI(f"http://127.0.0.1:{port}")
     try:
         server.wait(f"{api.url}/health", 300)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+import run
 from eunoe.events import EventKind
 from install import SOURCE, OpenWebUI, Wish, install
 
@@ -40,6 +41,18 @@ class Tools:
 '''
 
 
+def patient_command(port: int) -> list[str]:
+    """Start Open WebUI so that a worker which a busy machine holds up for 5 seconds is not killed in a turn.
+
+    That is what uvicorn does to workers it does not hear from, and Open WebUI has no setting for it.
+    """
+    command = run.open_webui_command(port)
+    at = command.index("-c") + 1
+    patience = "import functools, uvicorn; uvicorn.run = functools.partial(uvicorn.run, timeout_worker_healthcheck=60)"
+    command[at] = f"{patience}; {command[at]}"
+    return command
+
+
 @pytest.fixture
 def two_workers(
     upstream: Upstream, collector: Collector, tmp_path_factory: pytest.TempPathFactory
@@ -47,7 +60,7 @@ def two_workers(
     """Open WebUI with two workers, the filter in it, and a new connection for each call."""
     data = tmp_path_factory.mktemp("two-workers")
     extra = {"UVICORN_WORKERS": "2", "TIKTOKEN_CACHE_DIR": str(data)}
-    with hosted(data, upstream.url, extra) as running:
+    with hosted(data, upstream.url, extra, patient_command) as running:
         api = running.api
         # A connection stays with the worker that took it; without keeping it each call may go to the other.
         headers = api.http.headers
