@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 33 files; the SHA-256 digest of their text is
-# 193b259d7536292b0a92292af8a72716b942d9aca8fb3a391d78b52fac5f603a.
+# 265e18bf7fc686d9c6b9f7d4df4cd2555aa2f5b4f6abe4957a0cf72716052030.
 
 from __future__ import annotations
 
@@ -79,14 +79,6 @@ class PlanBroken(EunoeError):
     def __init__(self, violations: Sequence[str]) -> None:
         super().__init__("; ".join(violations))
         self.violations = tuple(violations)
-
-
-class SinkRefused(EunoeError):
-    """The observer refused events and will go on refusing them."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"the observer answered {status}")
-        self.status = status
 
 
 # ──── eunoe/memo.py ─────────────────────────────────────────────────────────────────────────────────────────
@@ -2458,11 +2450,6 @@ def _bonds(plan: Plan) -> list[str]:
     return broken
 
 
-def decisions_by_position(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    """Sort decisions as their messages came."""
-    return tuple(sorted(decisions, key=lambda decision: decision.message.position))
-
-
 # ──── eunoe/compress.py ─────────────────────────────────────────────────────────────────────────────────────
 
 LEAST_TOKENS = 24  # less than this says nothing: then it is better left out
@@ -3531,7 +3518,7 @@ def finish(
     decisions = [_decision(m, draft, repairs.get(m.id), weight[m.id]) for m in job.conversation.messages]
     return Plan(
         conversation=job.conversation,
-        decisions=decisions_by_position(decisions),
+        decisions=tuple(decisions),
         bound=job.bound,
         overhead_tokens=job.overhead,
         tools_tokens=job.tools_tokens,
@@ -4222,37 +4209,37 @@ def locate(error: BaseException) -> list[str]:
 
 # Where each source file starts in this one; error reports use it.
 _SECTIONS = (
-    (56, "eunoe/errors.py", 14),
-    (94, "eunoe/memo.py", 8),
-    (121, "eunoe/estimate.py", 14),
-    (234, "eunoe/events.py", 17),
-    (406, "eunoe/usage.py", 9),
-    (514, "eunoe/terms.py", 12),
-    (595, "eunoe/budget.py", 14),
-    (717, "eunoe/conversation.py", 13),
-    (935, "eunoe/sink.py", 15),
-    (1107, "eunoe/pricing.py", 19),
-    (1247, "eunoe/relevance.py", 19),
-    (1401, "eunoe/bonds.py", 14),
-    (1534, "eunoe/flags.py", 20),
-    (1822, "eunoe/tokens.py", 25),
-    (1969, "eunoe/weighting/static.py", 11),
-    (1989, "eunoe/listing.py", 10),
-    (2025, "eunoe/settings.py", 14),
-    (2205, "eunoe/weighting/keyword.py", 13),
-    (2258, "eunoe/plan.py", 16),
-    (2468, "eunoe/compress.py", 17),
-    (2653, "eunoe/job.py", 17),
-    (2763, "eunoe/ports.py", 17),
-    (2875, "eunoe/weighting/smart.py", 14),
-    (2922, "eunoe/report.py", 12),
-    (3009, "eunoe/statusline.py", 13),
-    (3080, "eunoe/draft.py", 13),
-    (3210, "eunoe/algorithms/greedy.py", 14),
-    (3263, "eunoe/anchors.py", 17),
-    (3429, "eunoe/algorithms/recency.py", 12),
-    (3454, "eunoe/selection.py", 19),
-    (3589, "eunoe/algorithms/dependency.py", 13),
-    (3624, "eunoe/orchestrator.py", 42),
-    (3827, "eunoe_hosts/open_webui.py", 45),
+    (56, "eunoe/errors.py", 13),
+    (86, "eunoe/memo.py", 8),
+    (113, "eunoe/estimate.py", 14),
+    (226, "eunoe/events.py", 17),
+    (398, "eunoe/usage.py", 9),
+    (506, "eunoe/terms.py", 12),
+    (587, "eunoe/budget.py", 14),
+    (709, "eunoe/conversation.py", 13),
+    (927, "eunoe/sink.py", 15),
+    (1099, "eunoe/pricing.py", 19),
+    (1239, "eunoe/relevance.py", 19),
+    (1393, "eunoe/bonds.py", 14),
+    (1526, "eunoe/flags.py", 20),
+    (1814, "eunoe/tokens.py", 25),
+    (1961, "eunoe/weighting/static.py", 11),
+    (1981, "eunoe/listing.py", 10),
+    (2017, "eunoe/settings.py", 14),
+    (2197, "eunoe/weighting/keyword.py", 13),
+    (2250, "eunoe/plan.py", 16),
+    (2455, "eunoe/compress.py", 17),
+    (2640, "eunoe/job.py", 17),
+    (2750, "eunoe/ports.py", 17),
+    (2862, "eunoe/weighting/smart.py", 14),
+    (2909, "eunoe/report.py", 12),
+    (2996, "eunoe/statusline.py", 13),
+    (3067, "eunoe/draft.py", 13),
+    (3197, "eunoe/algorithms/greedy.py", 14),
+    (3250, "eunoe/anchors.py", 17),
+    (3416, "eunoe/algorithms/recency.py", 12),
+    (3441, "eunoe/selection.py", 19),
+    (3576, "eunoe/algorithms/dependency.py", 13),
+    (3611, "eunoe/orchestrator.py", 42),
+    (3814, "eunoe_hosts/open_webui.py", 45),
 )

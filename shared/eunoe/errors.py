@@ -2,8 +2,7 @@
 EunoeError
 ├── BadSetting   a setting's value can't be used
 ├── BadMessages  the input is not a list of message objects
-├── PlanBroken   a plan breaks one of its own rules; a fault of ours
-└── SinkRefused  the observer refused events and will go on refusing them
+└── PlanBroken   a plan breaks one of its own rules; a fault of ours
 """
 
 from __future__ import annotations
@@ -37,11 +36,3 @@ class PlanBroken(EunoeError):
     def __init__(self, violations: Sequence[str]) -> None:
         super().__init__("; ".join(violations))
         self.violations = tuple(violations)
-
-
-class SinkRefused(EunoeError):
-    """The observer refused events and will go on refusing them."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"the observer answered {status}")
-        self.status = status

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -214,8 +214,3 @@ def _bonds(plan: Plan) -> list[str]:
         if opener and answer and (opener.id in sent) != (answer.id in sent):
             broken.append(f"the turn of message {opener.position} is torn")
     return broken
-
-
-def decisions_by_position(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    """Sort decisions as their messages came."""
-    return tuple(sorted(decisions, key=lambda decision: decision.message.position))

@@ -12,7 +12,7 @@ from .conversation import Message
 from .draft import Draft
 from .flags import flags_help
 from .job import Job
-from .plan import UNYIELDING, Decision, Fate, Plan, Reason, decisions_by_position
+from .plan import UNYIELDING, Decision, Fate, Plan, Reason
 from .ports import SelectionResult
 
 
@@ -96,7 +96,7 @@ def finish(
     decisions = [_decision(m, draft, repairs.get(m.id), weight[m.id]) for m in job.conversation.messages]
     return Plan(
         conversation=job.conversation,
-        decisions=decisions_by_position(decisions),
+        decisions=tuple(decisions),
         bound=job.bound,
         overhead_tokens=job.overhead,
         tools_tokens=job.tools_tokens,
