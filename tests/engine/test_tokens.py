@@ -89,6 +89,17 @@ def test_the_estimate_is_near_a_real_tokenizer(text, o200k):
     assert 0.85 * o200k <= estimated_tokens(text) <= 1.6 * o200k
 
 
+def test_tool_definitions_are_not_counted_half_again_as_large():
+    """A page sends thousands of tokens of them; counted too high they alone would fill a small window."""
+    tool = (
+        '{"type": "function", "function": {"name": "get_weather", "description": "Get the weather of a city for a '
+        'day.", "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "The name '
+        'of the city"}, "day": {"type": "string", "enum": ["today", "tomorrow"]}}, "required": ["city"]}}}'
+    )
+    o200k = 89  # counted once with tiktoken's o200k_base
+    assert o200k <= estimated_tokens(tool) <= 1.2 * o200k
+
+
 def test_a_missing_or_broken_vocabulary_gives_the_estimate_and_no_download(tmp_path):
     name = "fb374d419588a4632f3f557e76b4b70aebbca790"
     (tmp_path / name).write_bytes(b"not a vocabulary")
