@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 33 files; the SHA-256 digest of their text is
-# 265e18bf7fc686d9c6b9f7d4df4cd2555aa2f5b4f6abe4957a0cf72716052030.
+# 179a290c1d8a5bcbf4e6cd2647bd8a8512e954a905b2c97068ac917b951ea1da.
 
 from __future__ import annotations
 
@@ -3934,7 +3934,7 @@ class Filter:
         if hook.call == hook.state["answered"]:
             hook.state["call"] += 1
         orchestrator = ContextOrchestrator.from_settings(hook.valves, self._sink_for(hook.valves))
-        call = replace(request_of(hook), price=await asyncio.to_thread(self._price_for, hook))
+        call = await asyncio.to_thread(self._call_of, hook)
         result = await orchestrator.process(Conversation.from_openai_messages(messages), call)
         hook.state["sent"] = Sent.of(result.plan).as_plain()
         return result.conversation.to_openai_messages()
@@ -4001,6 +4001,10 @@ class Filter:
             self._sink_for(hook.valves).send(event)
         except Exception:
             logger.exception("eunoe: the failure could not be reported")
+
+    def _call_of(self, hook: Hook) -> Request:
+        """Say all that is known of a model call; in a thread, since it may load a tokenizer and read a file."""
+        return replace(request_of(hook), price=self._price_for(hook))
 
     def _price_for(self, hook: Hook) -> Price | None:
         """Find the model's price; a price file with a fault costs the price and one line in the log."""

@@ -165,7 +165,7 @@ class Filter:
         if hook.call == hook.state["answered"]:
             hook.state["call"] += 1
         orchestrator = ContextOrchestrator.from_settings(hook.valves, self._sink_for(hook.valves))
-        call = replace(request_of(hook), price=await asyncio.to_thread(self._price_for, hook))
+        call = await asyncio.to_thread(self._call_of, hook)
         result = await orchestrator.process(Conversation.from_openai_messages(messages), call)
         hook.state["sent"] = Sent.of(result.plan).as_plain()
         return result.conversation.to_openai_messages()
@@ -232,6 +232,10 @@ class Filter:
             self._sink_for(hook.valves).send(event)
         except Exception:
             logger.exception("eunoe: the failure could not be reported")
+
+    def _call_of(self, hook: Hook) -> Request:
+        """Say all that is known of a model call; in a thread, since it may load a tokenizer and read a file."""
+        return replace(request_of(hook), price=self._price_for(hook))
 
     def _price_for(self, hook: Hook) -> Price | None:
         """Find the model's price; a price file with a fault costs the price and one line in the log."""

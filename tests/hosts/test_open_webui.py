@@ -5,6 +5,7 @@ import copy
 import inspect
 import json
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,6 +154,22 @@ def test_the_workspace_models_prompt_that_the_host_adds_later_counts(host):
     plan = sink.bodies("pipeline.plan")[0]
     assert plan["tokens_fixed"] > 300
     assert plan["tokens_after"] <= 1200
+
+
+def test_a_tokenizer_is_never_loaded_on_the_event_loop(host, monkeypatch):
+    """Loading one takes 0.4 seconds, in which no other user of the worker would be served."""
+    real, threads = host.counter_for, []
+
+    def watched(model):
+        threads.append(threading.current_thread())
+        return real(model)
+
+    monkeypatch.setitem(host.Filter.request.__globals__, "counter_for", watched)
+    turn = Turn(host.Filter())
+    turn.metadata["base_system_prompt"] = "You are the workspace model."
+    run(turn.send(chat()))
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_the_window_comes_from_the_model_list_and_from_the_base_model(host):
