@@ -1,8 +1,10 @@
 """
 EunoeError
-├── BadSetting   a setting's value can't be used
-├── BadMessages  the input is not a list of message objects
-└── PlanBroken   a plan breaks one of its own rules; a fault of ours
+├── BadSetting     a setting's value can't be used
+├── BadMessages    the input is not a list of message objects
+├── PlanBroken     a plan breaks one of its own rules; a fault of ours
+├── ModelFailed    a model that was asked for help gave no answer
+└── AnswerRefused  what a model answered is of no use
 """
 
 from __future__ import annotations
@@ -36,3 +38,23 @@ class PlanBroken(EunoeError):
     def __init__(self, violations: Sequence[str]) -> None:
         super().__init__("; ".join(violations))
         self.violations = tuple(violations)
+
+
+class ModelFailed(EunoeError):
+    """A model that was asked for help (a summary, labels, an embedding) gave no answer.
+
+    `status` is the HTTP status, None if there was no answer at all; `passing` says that the same call
+    may succeed later.
+    """
+
+    def __init__(self, model: str, problem: str, status: int | None = None, *, passing: bool = False) -> None:
+        super().__init__(f"{model}: {problem}")
+        self.model, self.problem, self.status, self.passing = model, problem, status, passing
+
+
+class AnswerRefused(EunoeError):
+    """What a model answered is of no use: empty, cut off, an error text, no labels."""
+
+    def __init__(self, model: str, problem: str) -> None:
+        super().__init__(f"{model}: {problem}")
+        self.model, self.problem = model, problem

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .budget import Budget
-from .conversation import Conversation, Message
+from .conversation import Conversation, Message, RawMessage
 from .errors import BadSetting
 from .events import RunEvent
 from .tokens import TokenCounter
+from .usage import Usage
 
 
 class WeightingStrategy(Protocol):
@@ -27,7 +28,8 @@ class WeightingStrategy(Protocol):
         """Give the relevance of every message by id, from 0 to 1.
 
         The same input gives the same scores. A message left out counts 1. `context` has overrides of
-        this turn by name, such as `tool_penalty`.
+        this turn by name, such as `tool_penalty`, and under `scope` whose chat it is: what a strategy
+        remembers must never be found from another scope.
         """
         ...
 
@@ -79,6 +81,95 @@ class SelectionAlgorithm(Protocol):
 
     def name(self) -> str:
         """Name the algorithm, for the ledger."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """What a chat model answered: `text` without its reasoning, and the calls of tools it asks for."""
+
+    text: str
+    finish_reason: str = ""  # "length" if it was cut off, empty if the endpoint does not tell
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    usage: Usage = field(default_factory=Usage)
+
+
+class ChatModel(Protocol):
+    """A model that helps: it writes summaries and labels messages. Never the chat's own answer."""
+
+    async def complete(
+        self, messages: Sequence[RawMessage], *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ChatReply:
+        """Answer OpenAI-style messages with at most `max_tokens`.
+
+        Raises:
+            ModelFailed: there is no answer, after as many tries as the model was given.
+        """
+        ...
+
+    def name(self) -> str:
+        """Name the model, for the ledger and for cache keys."""
+        ...
+
+
+class Embedder(Protocol):
+    """Turns texts into vectors that are near each other where meanings are."""
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """Give one vector for each text, all of one length.
+
+        Raises:
+            ModelFailed: there are no vectors, after as many tries as the model was given.
+        """
+        ...
+
+    def name(self) -> str:
+        """Name the model, for the ledger and for cache keys."""
+        ...
+
+
+class Summarizer(Protocol):
+    """Says in fewer words what messages say."""
+
+    async def summarize(
+        self,
+        messages: Sequence[Message],
+        *,
+        target_ratio: float = 0.3,
+        context_messages: Sequence[Message] | None = None,
+    ) -> str:
+        """Give a summary of about `target_ratio` of the messages' length, in their language.
+
+        `context_messages` stand before them and are not summarized.
+
+        Raises:
+            ModelFailed: the model gave no answer.
+            AnswerRefused: its answer is no summary.
+        """
+        ...
+
+    def name(self) -> str:
+        """Name the summarizer, for the ledger and for cache keys."""
+        ...
+
+
+class CacheBackend(Protocol):
+    """Keeps texts by key for a while. Losing one costs making it again, so it never raises."""
+
+    async def get(self, key: str) -> str | None:
+        """Give the text of `key`, None if there is none, it has expired or the backend is out of reach."""
+        ...
+
+    async def set(self, key: str, value: str, ttl: int | None = None) -> None:
+        """Keep a text, for `ttl` seconds or as long as there is room."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Forget a text."""
+        ...
+
+    async def exists(self, key: str) -> bool:
+        """Say whether there is a text."""
         ...
 
 
