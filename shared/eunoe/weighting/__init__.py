@@ -1,7 +1,17 @@
 """How much each message matters for the question."""
 
+from .composite import CompositeWeightStrategy
+from .embedding import EmbeddingSimilarityStrategy
+from .hybrid import HybridWeightingStrategy
 from .keyword import KeywordRelevanceStrategy
 from .smart import SmartWeightingStrategy
 from .static import StaticWeightStrategy
 
-__all__ = ["KeywordRelevanceStrategy", "SmartWeightingStrategy", "StaticWeightStrategy"]
+__all__ = [
+    "CompositeWeightStrategy",
+    "EmbeddingSimilarityStrategy",
+    "HybridWeightingStrategy",
+    "KeywordRelevanceStrategy",
+    "SmartWeightingStrategy",
+    "StaticWeightStrategy",
+]
