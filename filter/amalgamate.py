@@ -21,6 +21,7 @@ from typing import Literal, TypeAlias
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLE = "filter/eunoe_filter.py"
 HOST = "eunoe_hosts.open_webui"
+HOST_PARTS = f"{HOST}_"  # the host's own modules besides: their names begin so
 FOLDERS = {"eunoe": "shared", "eunoe_hosts": "filter"}  # where each of our packages lies
 TABLE = "_SECTIONS"
 WIDTH = 110  # of a section mark
@@ -193,7 +194,7 @@ def reach(root: Path) -> dict[str, Source]:
             continue
         targets = [target_of(source, node) or "" for node, _ in imports_of(source.tree)]
         if not name.endswith("__init__"):  # what it re-exports is not needed for that
-            waiting += [target for target in targets if target.startswith("eunoe.")]
+            waiting += [target for target in targets if target.startswith(("eunoe.", HOST_PARTS))]
             waiting += [f"{each.rpartition('.')[0]}.__init__" for each in (name, *targets) if "." in each]
     if breaches:
         raise Refused(breaches)
@@ -257,14 +258,14 @@ def import_breaches(source: Source, sources: Mapping[str, Source]) -> Iterator[B
 
 def internal(source: Source, node: AnyImport, when: When, target: Source | None) -> Iterator[str]:
     """Say why dropping an import of our own would change the code."""
-    is_host = source.name == HOST
+    is_host = source.name.startswith(HOST)
     if when != "for types" and node not in source.tree.body:
         yield "our own modules are imported at the top of the file, unconditionally"
     if any(alias.asname for alias in node.names):
         yield "our own names are imported as they are, without an alias"
     if isinstance(node, ast.Import) or (node.level == 0) != is_host:
         yield f"our own names are imported as `{'from eunoe.x' if is_host else 'from .x'} import Name`"
-    elif target is None or target.name == HOST:
+    elif target is None or target.name == HOST or (target.name.startswith(HOST) and not is_host):
         yield "no such module of the engine: each name is imported from the module that defines it"
     else:
         definitions = [part for part in target.tree.body if role_of(part) == "definition"]

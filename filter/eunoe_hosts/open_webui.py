@@ -11,45 +11,60 @@ import asyncio
 import bisect
 import logging
 import re
-import time
 import traceback
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from eunoe.conversation import Conversation, text_of
+from eunoe.assembly import PRICES_FILE, HostModels, data_file, orchestrator_for
+from eunoe.conversation import Conversation
 from eunoe.errors import BadSetting, EunoeError
 from eunoe.events import EventKind, FailedBody, new_event
-from eunoe.flags import Directives, read_flags
+from eunoe.flags import read_flags
 from eunoe.job import Request
-from eunoe.listing import listed_price, nested_entries, window_in
+from eunoe.listing import listed_price, nested_entries
+from eunoe.openrouter import PriceList
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.ports import NoSink, Sink
 from eunoe.pricing import Price, find_price, read_aliases, read_price_file
-from eunoe.settings import Settings
+from eunoe.recap import Recap
+from eunoe.settings import Settings, read_extra_body
 from eunoe.sink import HttpSink
 from eunoe.statusline import Sent, status_line
-from eunoe.tokens import counter_for
 from eunoe.usage import Usage, read_usage, usage_in
+from eunoe_hosts.open_webui_hook import (
+    Body,
+    Emitter,
+    Hook,
+    envelope_of,
+    hook_of,
+    model_entries,
+    request_of,
+    turn_state,
+    usage_of_answer,
+)
+from eunoe_hosts.open_webui_models import (
+    CALLER,
+    TASK_MODEL,
+    Caller,
+    OpenWebUIChatModel,
+    OpenWebUIEmbedder,
+    embedding_name,
+)
 
 try:
-    from open_webui.env import VERSION
+    from open_webui.env import DATA_DIR, VERSION
 except ImportError:
+    DATA_DIR = ""
     VERSION = ""
 
 logger = logging.getLogger("eunoe")
 
-HOST = "open-webui"
-STATE_KEY = "_eunoe"
 REQUEST_HOOK_SINCE = (0, 11, 2)  # older hosts plan in `inlet`, which sees less
-
-Body = dict[str, Any]
-Emitter = Callable[[dict[str, Any]], Awaitable[None]]
-
-_SOURCES = re.compile(r"<context>.*?</context>", re.DOTALL)
+_MOST_IN_BACKGROUND = 4  # summaries being written at once; one more is left to the chat's next turn
 
 
 class Filter:
@@ -74,7 +89,10 @@ class Filter:
     def __init__(self) -> None:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
-        self._price_problem = ""  # what was last wrong with the price file, so that it is said once
+        self._engine: tuple[str, ContextOrchestrator] | None = None  # made anew when a valve changes
+        self._price_list: tuple[tuple[Path, float], PriceList] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._told: dict[str, str] = {}  # what was last said of each kind of trouble, so that it is said once
 
     async def inlet(
         self,
@@ -164,10 +182,12 @@ class Filter:
         # The host also asks for a plan that it then does not send, when it resumes after an approval.
         if hook.call == hook.state["answered"]:
             hook.state["call"] += 1
-        orchestrator = ContextOrchestrator.from_settings(hook.valves, self._sink_for(hook.valves))
+        orchestrator = await self._engine_for(hook)
         call = await asyncio.to_thread(self._call_of, hook)
         result = await orchestrator.process(Conversation.from_openai_messages(messages), call)
         hook.state["sent"] = Sent.of(result.plan).as_plain()
+        if result.recap is not None:
+            hook.state["recap"] = result.recap.as_plain()
         return result.conversation.to_openai_messages()
 
     async def _settle(self, hook: Hook) -> None:
@@ -176,11 +196,11 @@ class Filter:
             str(calls): usage_of_answer(hook.body)
         }  # the latter if nothing streamed
         known = {int(c): usage for c, report in reports.items() if not (usage := read_usage(report)).is_empty}
-        orchestrator = ContextOrchestrator.from_settings(hook.valves, self._sink_for(hook.valves))
+        orchestrator = await self._engine_for(hook)
         for call, usage in sorted(known.items()):
             orchestrator.note_usage(replace(envelope_of(hook), call=call), usage)
         usages = [known.get(call, Usage()) for call in range(1, calls + 1)]
-        about = replace(envelope_of(hook), price=await asyncio.to_thread(self._price_for, hook))
+        about = await asyncio.to_thread(self._priced, hook)
         settlement = orchestrator.settle(about, usages, round(hook.state["ms"], 2))
         hook.state["settled"] = {
             "cost_usd": settlement.billed.cost_usd,
@@ -189,6 +209,28 @@ class Filter:
         if "sent" in hook.state:
             sent = Sent.from_plain(hook.state["sent"])
             await self._show(hook, status_line(sent, settlement.billed, settlement.context_tokens))
+        if recap := hook.state.pop("recap", None):
+            self._run_later(self._write_summaries(orchestrator, about, Recap.from_plain(recap)))
+
+    async def _write_summaries(self, orchestrator: ContextOrchestrator, about: Request, recap: Recap) -> None:
+        report = await orchestrator.write_summaries(about, recap)
+        self._tell("summary", report.problem)
+
+    def _run_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work after the hook; what fails there costs nobody anything."""
+        if len(self._background) >= _MOST_IN_BACKGROUND:
+            work.close()
+            return
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001  there is nobody to raise it to
+                logger.warning("eunoe: work in the background failed (%s)", type(error).__name__)
+
+        task = asyncio.create_task(guarded())
+        self._background.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._background.discard)
 
     async def _show_plan(self, hook: Hook) -> None:
         """Say at once what a user should know before the answer; the figures come with the answer's end."""
@@ -233,21 +275,90 @@ class Filter:
         except Exception:
             logger.exception("eunoe: the failure could not be reported")
 
+    def _priced(self, hook: Hook) -> Request:
+        helper = self._helper_price(hook) if uses_helper(hook.valves) else None
+        return replace(envelope_of(hook), price=self._price_for(hook), helper_price=helper)
+
     def _call_of(self, hook: Hook) -> Request:
         """Say all that is known of a model call; in a thread, since it may load a tokenizer and read a file."""
-        return replace(request_of(hook), price=self._price_for(hook))
+        priced = self._priced(hook)
+        return replace(request_of(hook), price=priced.price, helper_price=priced.helper_price)
 
-    def _price_for(self, hook: Hook) -> Price | None:
-        """Find the model's price; a price file with a fault costs the price and one line in the log."""
+    def _helper_price(self, hook: Hook) -> Price | None:
+        """Find the price of the model for summaries and labels; None where nobody tells."""
+        model = hook.valves.summary_model.strip()
+        return self._price_for(hook, model) if model not in {"", TASK_MODEL} else None
+
+    def _price_for(self, hook: Hook, model: str = "") -> Price | None:
+        """Find a model's price; a price file with a fault costs the price and one line in the log."""
         try:
-            price = price_of(hook)
-            self._price_problem = ""
+            price = self._found_price(hook, model)
+            self._tell("price", "")
         except BadSetting as error:
             price = None
-            if str(error) != self._price_problem:
-                logger.warning("eunoe: %s", error)
-            self._price_problem = str(error)
+            self._tell("price", str(error))
         return price
+
+    def _found_price(self, hook: Hook, model: str) -> Price | None:
+        """Find the price of the chat's model, or of another one: in the file, the host's list, OpenRouter's."""
+        aliases = read_aliases(hook.valves.model_aliases)
+        wanted = model or str(hook.body.get("model") or "")
+        entry = hook.listed(model) if model else hook.model or hook.metadata.get("model")
+        entries = list(model_entries(entry, hook.request))
+        names = [wanted, *(str(entry.get("id") or "") for entry in entries)]
+        if path := hook.valves.pricing_config_path.strip():
+            prices = read_price_file(path)
+            if price := next(filter(None, (find_price(prices, name, aliases) for name in names)), None):
+                return price
+        if price := next(filter(None, map(listed_price, nested_entries(entries))), None):
+            return price
+        if not hook.valves.openrouter_pricing:
+            return None
+        fetched = self._prices_for(hook.valves).prices()
+        return next(filter(None, (find_price(fetched, name, aliases) for name in names)), None)
+
+    def _prices_for(self, valves: Settings) -> PriceList:
+        key = (data_file(valves, own_folder(), PRICES_FILE), valves.pricing_cache_ttl_hours)
+        if self._price_list is None or self._price_list[0] != key:
+            self._price_list = (key, PriceList(*key))
+        return self._price_list[1]
+
+    async def _engine_for(self, hook: Hook) -> ContextOrchestrator:
+        """Give the orchestrator for the present valves; what it remembers lasts as long as they do."""
+        valves = hook.valves
+        names_embedder = valves.weighting in {"embedding", "hybrid"} and not valves.embedding_api_base.strip()
+        CALLER.set(
+            Caller(
+                hook.request,
+                str(hook.user.get("id") or hook.metadata.get("user_id") or ""),
+                str(hook.body.get("model") or ""),
+                await embedding_name() if names_embedder else "",
+            )
+        )
+        key = valves.model_dump_json()
+        if self._engine is None or self._engine[0] != key:
+            self._engine = (key, self._built(valves))
+        return self._engine[1]
+
+    def _built(self, valves: Settings) -> ContextOrchestrator:
+        """Build an orchestrator; a setting that can't be met costs its feature and one line in the log."""
+        extra = read_extra_body(valves.summary_extra_body)
+        chat = OpenWebUIChatModel(
+            valves.summary_model.strip(), extra_body=extra, attempts=valves.retry_attempts
+        )
+        models, sink = HostModels(chat, OpenWebUIEmbedder()), self._sink_for(valves)
+        try:
+            return orchestrator_for(valves, sink, models=models, folder=own_folder())
+        except BadSetting as error:
+            self._tell("settings", str(error))
+            plain = valves.model_copy(update={"cache_backend": "memory"})
+            return orchestrator_for(plain, sink, models=models)
+
+    def _tell(self, kind: str, problem: str) -> None:
+        """Log a problem of a kind, once until it is another or gone."""
+        if problem and self._told.get(kind) != problem:
+            logger.warning("eunoe: %s", problem)
+        self._told[kind] = problem
 
     def _sink_for(self, valves: Settings) -> Sink:
         """Give the sink for the present observer; a changed address or token makes a new one."""
@@ -259,171 +370,20 @@ class Filter:
         return sink
 
 
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """One call of a hook, with what the host gave; `state` is shared by all hooks of the turn."""
-
-    name: str
-    valves: Settings
-    state: Body
-    body: Body
-    metadata: Body
-    user: Body
-    emitter: Emitter | None
-    model: Any
-    request: Any
-    started: float
-
-    @property
-    def call(self) -> int:
-        """Say which model call of the turn it is, from 1; 0 before the first."""
-        return int(self.state["call"])
-
-    def stop_clock(self) -> None:
-        """Add the time since the hook began to the turn's."""
-        self.state["ms"] += (time.perf_counter() - self.started) * 1000
-
-
-def hook_of(
-    name: str,
-    valves: Settings,
-    body: Body,
-    metadata: Body | None,
-    user: Body | None,
-    emitter: Emitter | None = None,
-    model: Any = None,
-    request: Any = None,
-) -> Hook | None:
-    """Gather what the host gave; None if the request is none of ours."""
-    metadata = {} if metadata is None else metadata
-    state = turn_state(metadata)
-    if state is None or not isinstance(body.get("messages"), list):
-        return None
-    return Hook(name, valves, state, body, metadata, user or {}, emitter, model, request, time.perf_counter())
-
-
-def turn_state(metadata: Body | None) -> Body | None:
-    """Give what this turn's hooks share; None for the host's own requests, such as titles and tags."""
-    if metadata is None or metadata.get("task"):
-        return None
-    state: Body = metadata.setdefault(STATE_KEY, {})
-    if "run" not in state:
-        state["run"] = uuid.uuid4().hex
-    # Filled key by key: the turn may have begun in a version that knew fewer.
-    for key, value in (("call", 0), ("answered", 0), ("ms", 0.0), ("directives", None), ("question", None)):
-        state.setdefault(key, value)
-    state.setdefault("usages", {})
-    return state
-
-
 def host_has_request_hook() -> bool:
     """Say whether the host calls `request` before every model call; a host that does not tell its version does."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", VERSION)[:3])
     return not numbers or numbers >= REQUEST_HOOK_SINCE
 
 
-def request_of(hook: Hook) -> Request:
-    """Say what the host knows of a model call."""
-    body, state = hook.body, hook.state
-    own_limit = getattr(hook.user.get("valves"), "max_tokens", 0)
-    window = window_in(body.get("options")) or window_of(hook.model, hook.request)
-    return replace(
-        envelope_of(hook),
-        tools=body.get("tools") or (),
-        unseen_tokens=unseen_tokens(body, hook.metadata),
-        reply_tokens=reply_tokens_of(body),
-        context_window=hook.valves.context_window or window,
-        reply_reserve=hook.valves.reply_reserve,
-        user_max_tokens=own_limit if isinstance(own_limit, int) else 0,
-        question=state["question"] or own_words(body, hook.metadata),
-        directives=Directives.from_plain(state["directives"]) if state["directives"] else Directives(),
-    )
+def own_folder() -> Path | None:
+    """Give the folder for our own files below the host's data; None where there is no host."""
+    return Path(DATA_DIR) / "eunoe" if DATA_DIR else None
 
 
-def envelope_of(hook: Hook) -> Request:
-    """Name the run and the call, for events."""
-    about, body = hook.metadata, hook.body
-    return Request(
-        run_id=hook.state["run"],
-        call=max(1, hook.call),
-        model=str(body.get("model") or ""),
-        host=HOST,
-        chat_id=str(about.get("chat_id") or body.get("chat_id") or "") or None,
-        message_id=str(about.get("message_id") or body.get("id") or "") or None,
-        user=str(about.get("user_id") or hook.user.get("id") or "") or None,
-    )
-
-
-def price_of(hook: Hook) -> Price | None:
-    """Find the model's price: in the administrator's file, else in the host's model list.
-
-    Raises:
-        BadSetting: the file or the aliases can't be read.
-    """
-    model = str(hook.body.get("model") or "")
-    aliases = read_aliases(hook.valves.model_aliases)
-    entries = list(model_entries(hook.model or hook.metadata.get("model"), hook.request))
-    if path := hook.valves.pricing_config_path.strip():
-        prices = read_price_file(path)
-        names = [model, *(str(entry.get("id") or "") for entry in entries)]
-        if price := next(filter(None, (find_price(prices, name, aliases) for name in names)), None):
-            return price
-    return next(filter(None, map(listed_price, nested_entries(entries))), None)
-
-
-def own_words(body: Body, metadata: Body) -> str | None:
-    """Give the user's own words where the host has put documents around them."""
-    words = metadata.get("base_user_prompt")
-    if not isinstance(words, str) or not words:
-        asked = [m for m in body["messages"] if isinstance(m, dict) and m.get("role") == "user"]
-        words = text_of(asked[-1].get("content")) if asked else ""
-    return _SOURCES.sub(" ", words).strip() or None
-
-
-def unseen_tokens(body: Body, metadata: Body) -> int:
-    """Count the workspace model's own system prompt, which the host adds after the first `request`."""
-    prompt = metadata.get("base_system_prompt")
-    if not isinstance(prompt, str) or not prompt:
-        return 0
-    systems = [m for m in body["messages"] if isinstance(m, dict) and m.get("role") == "system"]
-    seen = "\n".join(text_of(m.get("content")) for m in systems)
-    if prompt in seen:
-        return 0
-    own = prompt.removesuffix(seen) if seen else prompt
-    return counter_for(str(body.get("model") or "")).count_text(own)
-
-
-def reply_tokens_of(body: Body) -> int | None:
-    """Find how long a reply the request asks for."""
-    options = body.get("options") if isinstance(body.get("options"), dict) else {}
-    wanted = (body.get("max_completion_tokens"), body.get("max_tokens"), (options or {}).get("num_predict"))
-    return next((n for n in wanted if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
-
-
-def window_of(model: Any, request: Any) -> int | None:
-    """Find the model's context window in the host's model list; None if nobody tells."""
-    return next(filter(None, map(window_in, nested_entries(model_entries(model, request)))), None)
-
-
-def model_entries(model: Any, request: Any) -> Iterator[Mapping[str, Any]]:
-    """Give a model's entry in the host's list, then that of the model it is made from, and so on."""
-    models = getattr(getattr(getattr(request, "app", None), "state", None), "MODELS", None)
-    seen: set[str] = set()
-    while isinstance(model, Mapping):
-        yield model
-        info = model.get("info")
-        base = info.get("base_model_id") if isinstance(info, Mapping) else None
-        if not base or base in seen or models is None:
-            return
-        seen.add(base)
-        model = models.get(base)
-
-
-def usage_of_answer(body: Body) -> Any:
-    """Find the usage that the host stored with the newest answer."""
-    messages = body.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    return last.get("usage") if isinstance(last, dict) else None
+def uses_helper(valves: Settings) -> bool:
+    """Say whether a model is asked for summaries or labels."""
+    return bool(valves.summary_model.strip()) or valves.llm_analysis
 
 
 def locate(error: BaseException) -> list[str]:

@@ -12,6 +12,7 @@ from .bonds import Block, Turn
 from .conversation import Message
 from .draft import Draft
 from .flags import Directives
+from .insertion import is_summary
 from .plan import Reason
 
 # Shares of the room that is left when their turn comes.
@@ -65,6 +66,7 @@ def place_anchors(draft: Draft, layout: Layout, directives: Directives) -> None:
     _place_pinned(draft, layout, directives)
     if layout.earlier and too_old == 0:
         _place_opening(draft, layout)
+    _place_summaries(draft, layout)
     _place_steps(draft, layout)
     _place_recent(draft, layout, directives)
     if too_old < len(layout.earlier):
@@ -123,8 +125,17 @@ def _place_pinned(draft: Draft, layout: Layout, directives: Directives) -> None:
                 _place_with_partner(draft, turn, message, Reason.PIN if message.pinned else Reason.TAG)
 
 
+def _place_summaries(draft: Draft, layout: Layout) -> None:
+    """Keep what an earlier call of the turn was sent in place of the turns it left out."""
+    for turn in layout.earlier:
+        if is_summary(turn.messages[0].raw):
+            draft.claim(turn.messages, Reason.SUMMARY)
+
+
 def _place_opening(draft: Draft, layout: Layout) -> None:
     first = layout.earlier[0]
+    if is_summary(first.messages[0].raw):
+        return
     opener = first.opener or (layout.earlier[1].opener if len(layout.earlier) > 1 else None)
     if opener is None:
         return

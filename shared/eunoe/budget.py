@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,6 +26,7 @@ class BoundSource(StrEnum):
     WINDOW = "window"
     USER = "user"
     TARGET = "target"
+    COST = "cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,67 @@ class TokenTargetBudget:
             raise BadSetting("target_tokens", "it is not positive", "Use a number of tokens from 1.")
 
 
-Budget = TokenBudget | TokenTargetBudget
+@dataclass(frozen=True, slots=True)
+class CostBudget:
+    """A hard bound on what the prompt of one call costs, in USD; 0 is no bound.
+
+    What stands at the prompt's beginning as it did in the call before is taken at its cached price. Where
+    no price is known there is no bound, and the plan says so.
+    """
+
+    max_cost_usd: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_cost_usd < math.inf:
+            raise BadSetting("max_cost_usd", "it is no amount", "Use 0 for no bound, or an amount in USD.")
+
+    @property
+    def max_tokens(self) -> int:
+        """Bound no tokens."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompositeBudget:
+    """A bound on tokens and one on cost; both hold."""
+
+    token_budget: TokenBudget | TokenTargetBudget
+    cost_budget: CostBudget
+
+    @classmethod
+    def unlimited(cls) -> CompositeBudget:
+        """Give a budget that bounds nothing."""
+        return cls(TokenBudget(), CostBudget())
+
+    @property
+    def max_tokens(self) -> int:
+        """Give the bound on tokens."""
+        return self.token_budget.max_tokens
+
+
+Budget = TokenBudget | TokenTargetBudget | CostBudget | CompositeBudget
+
+
+def max_cost_of(budget: Budget) -> float:
+    """Give a budget's bound on cost, in USD; 0 is no bound."""
+    match budget:
+        case CostBudget():
+            return budget.max_cost_usd
+        case CompositeBudget():
+            return budget.cost_budget.max_cost_usd
+        case _:
+            return 0.0
+
+
+def with_max_tokens(budget: Budget, tokens: int) -> Budget:
+    """Give a budget with another bound on tokens and all its other bounds."""
+    match budget:
+        case CostBudget():
+            return CompositeBudget(TokenBudget(tokens), budget)
+        case CompositeBudget():
+            return replace(budget, token_budget=replace(budget.token_budget, max_tokens=tokens))
+        case _:
+            return replace(budget, max_tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +143,8 @@ def bound_of(
     """Find the bound that holds, in prompt tokens.
 
     The reply's room comes off the window alone, since `max_tokens` bounds the prompt: a request that
-    asks for `reply_tokens` gets them, any other `reply_reserve`.
+    asks for `reply_tokens` gets them, any other `reply_reserve`. A bound on cost is none of these: it
+    depends on what is sent.
     """
     reserve = reserve_of(context_window, reply_tokens, reply_reserve)
     bound = Bound(None, BoundSource.NONE, reserve)
@@ -89,8 +152,9 @@ def bound_of(
     if context_window and reserve is not None:
         bound = bound.tightened(context_window - reserve, BoundSource.WINDOW)
     bound = bound.tightened(user_max_tokens, BoundSource.USER)
-    if isinstance(budget, TokenTargetBudget):
-        bound = bound.tightened(budget.target_tokens + budget.overshoot, BoundSource.TARGET)
+    tokens = budget.token_budget if isinstance(budget, CompositeBudget) else budget
+    if isinstance(tokens, TokenTargetBudget):
+        bound = bound.tightened(tokens.target_tokens + tokens.overshoot, BoundSource.TARGET)
     return bound.tightened(target, BoundSource.TARGET)
 
 

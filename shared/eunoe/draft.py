@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .compress import LEAST_TOKENS, lean, shortened, shortened_call
 from .conversation import Message, RawMessage, digest_of
+from .insertion import Insertion
 from .plan import Fate, Reason
 from .tokens import TokenCounter, message_tokens
 
@@ -31,6 +32,8 @@ class Draft:
         self.room = NO_LIMIT if limit is None else limit - overhead
         self.places: dict[str, Place] = {}
         self.refused: dict[str, Reason] = {}
+        self.insertion: Insertion | None = None
+        self.summarized: frozenset[str] = frozenset()
         self._counter = counter
 
     def has(self, message: Message) -> bool:
@@ -85,6 +88,11 @@ class Draft:
             return self._claim([*places, (partner, self._whole(partner, reason))], None)
         place = self._shortened(partner, reason, min(partner_share, left))
         return place is not None and self._claim([*places, (partner, place)], None)
+
+    def summarize(self, insertion: Insertion, ids: frozenset[str]) -> None:
+        """Add a summary, and say of which messages."""
+        self.insertion, self.summarized = insertion, ids
+        self.room -= sum(insertion.tokens)
 
     def refuse(self, messages: Iterable[Message], reason: Reason) -> None:
         """Say why messages get no place; the first reason holds."""

@@ -37,6 +37,14 @@ class Capture(StrEnum):
     NONE = "none"
 
 
+class Purpose(StrEnum):
+    """What a model was called for."""
+
+    ANSWER = "answer"  # of the chat itself
+    LABELS = "labels"  # it weighed messages
+    SUMMARY = "summary"  # it summarized earlier turns
+
+
 class EventBody(BaseModel):
     """The fields one kind of event has. Fields this version does not know are kept."""
 
@@ -65,6 +73,9 @@ class DecisionBody(EventBody):
     why: str = Field(description="The reason as a sentence.")
     weight: float = Field(description="The final weight, the product of its parts.")
     parts: dict[str, float] = Field(default_factory=dict, description="The weight's factors by name.")
+    scores: dict[str, float] = Field(
+        default_factory=dict, description="Where several strategies weigh: what each says."
+    )
     tokens_before: int
     tokens_after: int = Field(description="0 if it was not sent.")
     pinned: bool = False
@@ -80,13 +91,20 @@ class PlanBody(EventBody):
     algorithm: str
     weighting: str
     limit: int | None = Field(None, description="The bound on prompt tokens that held; None is no bound.")
-    limit_source: str = Field("", description="Where the bound comes from: max_tokens, window, user, target.")
+    limit_source: str = Field(
+        "", description="Where the bound comes from: max_tokens, window, user, target, cost."
+    )
     context_window: int | None = None
     reply_reserve: int | None = None
     tokens_before: int = Field(description="Prompt tokens of everything, as counted.")
     tokens_after: int = Field(description="Prompt tokens of what was sent, as counted.")
     tokens_fixed: int = Field(description="Of these, system messages and tool definitions.")
     tokens_tools: int = Field(0, description="Of these, tool definitions.")
+    tokens_inserted: int = Field(0, description="Of what was sent, summaries of earlier turns.")
+    tokens_cached: int = Field(
+        0,
+        description="At its beginning as it was sent shortly before; the provider may have it in its cache.",
+    )
     counter: str = Field(description="What counted: a tokenizer's name or an estimate.")
     over_limit: bool = Field(False, description="What must be kept alone is over the bound.")
     estimated_cost_usd: float | None = Field(None, description="None: no price is known.")
@@ -100,6 +118,10 @@ class UsageBody(EventBody):
     """`pipeline.usage`: what the provider reported for one model call."""
 
     call: int
+    purpose: Purpose = Field(
+        Purpose.ANSWER,
+        description="answer, or labels or summary: a helping model's call, not the chat's own.",
+    )
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = Field(None, description="Prompt tokens read from the provider's cache.")

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .bonds import Repair, repair
-from .budget import Bound, Budget, bound_of
+from .budget import Bound, BoundSource, Budget, bound_of, max_cost_of
 from .conversation import Conversation, Message
 from .flags import Directives, apply_marks, read_flags
 from .pricing import Price
 from .tokens import TokenCounter, message_tokens
 
+UNPRICED = "No price is known for this model, so its cost is not bounded."
 REQUEST_OVERHEAD = 3  # what primes the reply in OpenAI's chat format
 
 
@@ -38,9 +39,15 @@ class Request:
     context_window: int | None = None
     reply_reserve: int = 0
     price: Price | None = None  # None: not known
+    helper_price: Price | None = None  # of the model for labels and summaries
     user_max_tokens: int = 0
     question: str | None = None
     directives: Directives = field(default_factory=Directives)
+
+    @property
+    def scope(self) -> str:
+        """Name whose chat it is: what is remembered for one scope is never found from another."""
+        return self.user or ""
 
     def envelope(self) -> dict[str, Any]:
         """Give what every event of this run carries."""
@@ -67,6 +74,7 @@ class Job:
     tools_tokens: int
     counter: TokenCounter
     full_refused: bool = False
+    notices: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -79,6 +87,10 @@ class Job:
         over = self.bound.tokens is not None and self.tokens > self.bound.tokens
         asked = "context" in self.directives.turn or "only" in self.directives.turn
         return over or asked or any(message.excluded for message in self.kept)
+
+    def within(self, tokens: int, source: BoundSource) -> Job:
+        """Give the job with a bound that is at most so many tokens."""
+        return replace(self, bound=self.bound.tightened(tokens, source))
 
 
 def prepare(conversation: Conversation, request: Request, budget: Budget, counter: TokenCounter) -> Job:
@@ -102,6 +114,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
         user_max_tokens=0 if full else request.user_max_tokens,
         target=directives.turn.get("target"),
     )
+    unpriced = max_cost_of(budget) and request.price is None
     overhead = REQUEST_OVERHEAD + tools_tokens + request.unseen_tokens
     return Job(
         request,
@@ -114,6 +127,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
         tools_tokens,
         counter,
         full,
+        (UNPRICED,) if unpriced else (),
     )
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
-from .algorithms.dependency import DependencyAwareAlgorithm
-from .algorithms.greedy import GreedyByWeightAlgorithm
 from .algorithms.recency import RecencyBiasedAlgorithm
 from .anchors import layout_of, place_anchors
 from .bonds import turns_of
-from .budget import Budget, TokenBudget, read_model_budgets, tokens_for
+from .budget import BoundSource, Budget, TokenBudget, max_cost_of, tokens_for, with_max_tokens
 from .conversation import Conversation, Message
 from .draft import Draft
-from .events import Capture, EventKind, OutletBody, StartBody, UsageBody, new_event
+from .events import Capture, EventBody, EventKind, OutletBody, Purpose, StartBody, UsageBody, new_event
 from .job import Job, Request, prepare
 from .plan import Plan
 from .ports import (
@@ -28,15 +25,16 @@ from .ports import (
     SystemClock,
     WeightingStrategy,
 )
-from .pricing import cost_source, prompt_cost, with_cost
+from .pricing import cost_source, prompt_cost, prompt_cost_at_most, tokens_within, with_cost
+from .recap import Recap, held_room, insert_summaries, recap_of, summarizable, turns_to_tell
 from .report import plan_body
+from .scoring import Scoring, score_job
 from .selection import fill, finish, keep_all, refuse_duplicates, weigh
-from .settings import Settings
+from .sent import SentLog
+from .summarizers.book import Summary, SummaryBook, SummaryReport
 from .tokens import counter_for
 from .usage import Usage, add_usages
-from .weighting.keyword import KeywordRelevanceStrategy
 from .weighting.smart import SmartWeightingStrategy
-from .weighting.static import StaticWeightStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,8 @@ class OrchestratorResult:
     run_id: str
     token_count: int
     estimated_cost_usd: float | None = None  # None: no price is known
+    recap: Recap | None = None  # what `write_summaries` is to be given once the answer is there
+    usages: tuple[Usage, ...] = ()  # of the model calls that weighing took
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,11 @@ class Settlement:
 
 
 class ContextOrchestrator:
-    """Decides what the model will see. Holds no state of a chat, so one may serve many at once."""
+    """Decides what the model will see. One may serve many chats at once.
+
+    What it remembers of chats is found by content and safe to lose: the prompts it sent last, for what a
+    provider has in its cache, and what strategies and summaries keep in their caches.
+    """
 
     def __init__(
         self,
@@ -70,33 +74,24 @@ class ContextOrchestrator:
         algorithm: SelectionAlgorithm | None = None,
         weighting: WeightingStrategy | None = None,
         constraints: ConstraintSet | None = None,
+        summaries: SummaryBook | None = None,
         model_budgets: Mapping[str, int] | None = None,
         sink: Sink | None = None,
         capture: Capture = Capture.PREVIEW,
         log_level: str = "DEBUG",
         clock: Clock | None = None,
+        sent: SentLog | None = None,
     ) -> None:
         self.budget = budget or TokenBudget()
         self.algorithm = algorithm or RecencyBiasedAlgorithm()
         self.weighting = weighting or SmartWeightingStrategy()
         self.constraints = constraints or ConstraintSet()
+        self.summaries = summaries
         self.model_budgets = model_budgets or {}
         self.sink = sink or NoSink()
         self.capture, self.log_level = capture, log_level
         self.clock = clock or SystemClock()
-
-    @classmethod
-    def from_settings(cls, settings: Settings, sink: Sink | None = None) -> ContextOrchestrator:
-        """Build one as the settings say."""
-        return cls(
-            TokenBudget(settings.max_tokens),
-            algorithm=_algorithm_of(settings),
-            weighting=_weighting_of(settings),
-            model_budgets=read_model_budgets(settings.model_budgets),
-            sink=sink,
-            capture=Capture(settings.observer_content),
-            log_level=settings.observer_log_level,
-        )
+        self.sent = sent or SentLog()
 
     async def process(self, conversation: Conversation, request: Request | None = None) -> OrchestratorResult:
         """Choose what the model will see, and say why.
@@ -107,29 +102,45 @@ class ContextOrchestrator:
         request = request or Request()
         started = self.clock.seconds()
         job, plan = await asyncio.to_thread(self._begin, conversation, request)
+        scoring = Scoring()
         if plan is None:
-            scores = await self._scores(job)
-            plan = await asyncio.to_thread(self._plan, job, scores)
-        self._report(plan, request, len(conversation.messages), (self.clock.seconds() - started) * 1000)
+            scoring, summaries = await asyncio.gather(score_job(self.weighting, job), self._ready(job))
+            plan = await asyncio.to_thread(self._plan, job, scoring, summaries)
+        cached = await asyncio.to_thread(self._note, request, plan)
+        self._report(
+            plan, request, len(conversation.messages), (self.clock.seconds() - started) * 1000, cached
+        )
+        for usage in scoring.usages:
+            self._note_helper(request, usage, Purpose.LABELS)
+        wants_recap = self.summaries is not None and request.call == 1
         return OrchestratorResult(
             Conversation.from_openai_messages(plan.messages),
             plan,
             request.run_id,
             plan.tokens_after,
-            prompt_cost(plan.tokens_after, request.price),
+            prompt_cost(plan.tokens_after, request.price, cached),
+            recap_of(job, plan) if wants_recap else None,
+            scoring.usages,
         )
+
+    async def write_summaries(self, request: Request, recap: Recap) -> SummaryReport:
+        """Make the summaries that a turn had no use for yet but the next ones will; after the answer.
+
+        A model that fails is told in the report, never raised.
+        """
+        if self.summaries is None:
+            return SummaryReport()
+        turns = await asyncio.to_thread(
+            turns_to_tell, recap, all_of_them=getattr(self.summaries, "takes_prefix", False)
+        )
+        report = await self.summaries.write(turns, request.scope, room_tokens=recap.room_tokens)
+        for usage in report.usages:
+            self._note_helper(request, usage, Purpose.SUMMARY)
+        return report
 
     def note_usage(self, request: Request, usage: Usage) -> None:
         """Report what the provider said of one model call."""
-        body = UsageBody(
-            call=request.call,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            cache_write_tokens=usage.cache_write_tokens,
-            cost_usd=usage.cost_usd,
-        )
-        self._send(EventKind.USAGE, request, body)
+        self._send(EventKind.USAGE, request, UsageBody(call=request.call, **asdict(usage)))
 
     def settle(
         self, request: Request, usages: Sequence[Usage], elapsed_ms: float | None = None
@@ -152,20 +163,28 @@ class ContextOrchestrator:
         self._send(EventKind.OUTLET, request, body)
         return Settlement(context, billed, request.call, source)
 
-    async def _scores(self, job: Job) -> Mapping[str, float]:
-        question = job.conversation.question
-        query = job.request.question or (question.text if question else "")
-        overrides = job.directives.turn
-        return await self.weighting.score(job.kept, query, job.conversation, overrides)
+    async def _ready(self, job: Job) -> Sequence[Summary]:
+        if self.summaries is None or not (turns := summarizable(job)):
+            return ()
+        return await self.summaries.ready(turns, job.request.scope)
 
     def _begin(self, conversation: Conversation, request: Request) -> tuple[Job, Plan | None]:
         """Make the request ready, and plan it at once where nothing has to go."""
         job = prepare(conversation, request, self._budget_for(request.model), counter_for(request.model))
-        plan = None if job.must_choose else finish(job, keep_all(job), {}, {}, self._names()).verify()
-        return job, plan
+        if job.must_choose:
+            return job, None
+        plan = finish(job, keep_all(job), Scoring(), {}, self._names()).verify()
+        return (job, plan) if self._is_affordable(job, plan) else (self._within_cost(job), None)
 
-    def _plan(self, job: Job, scores: Mapping[str, float]) -> Plan:
-        weighted = weigh(job, scores)
+    def _plan(self, job: Job, scoring: Scoring, summaries: Sequence[Summary]) -> Plan:
+        """Plan within the bound on tokens, and within that on cost where the plan is dearer than it."""
+        plan = self._planned(job, scoring, summaries)
+        if not self._is_affordable(job, plan):
+            plan = self._planned(self._within_cost(job), scoring, summaries)
+        return plan
+
+    def _planned(self, job: Job, scoring: Scoring, summaries: Sequence[Summary]) -> Plan:
+        weighted = weigh(job, scoring.scores)
         draft = Draft(job.bound.tokens, job.overhead, job.counter)
         layout = layout_of([m for m in weighted if m.is_instruction], turns_of(weighted))
         refuse_duplicates(draft, layout)
@@ -173,18 +192,43 @@ class ContextOrchestrator:
             layout, instructions=tuple(m for m in layout.instructions if m.id not in draft.refused)
         )
         place_anchors(draft, layout, job.directives)
-        choice = self._choose(job, weighted, draft)
+        held = held_room(draft, summaries, job.counter)
+        draft.room -= held
+        choice = self._choose(job, weighted, draft, held)
         fill(draft, layout, choice)
-        return finish(job, draft, scores, choice.recency, self._names()).verify()
+        draft.room += held
+        if held:
+            insert_summaries(draft, weighted, summaries, held, job.counter)
+        return finish(job, draft, scoring, choice.recency, self._names()).verify()
+
+    def _is_affordable(self, job: Job, plan: Plan) -> bool:
+        """Say whether a prompt costs no more than the budget allows; also where no price is known."""
+        request, most = job.request, max_cost_of(self.budget)
+        if not most or request.price is None:
+            return True
+        cached = self.sent.cached_tokens(request.scope, request.model, plan)
+        return prompt_cost_at_most(plan.tokens_after, cached, request.price) <= most
+
+    def _within_cost(self, job: Job) -> Job:
+        """Bound a job by what the budget pays for if nothing is cached: a choice afresh rewrites the prompt."""
+        price = job.request.price
+        tokens = tokens_within(max_cost_of(self.budget), price) if price else None
+        return job if tokens is None else job.within(max(1, tokens), BoundSource.COST)
+
+    def _note(self, request: Request, plan: Plan) -> int:
+        """Remember what is sent; gives how much of it a provider is likely to have in its cache."""
+        cached = self.sent.cached_tokens(request.scope, request.model, plan)
+        self.sent.note(request.scope, request.model, plan)
+        return cached
 
     def _budget_for(self, model: str) -> Budget:
         tokens = tokens_for(model, self.model_budgets, self.budget.max_tokens)
-        return self.budget if tokens == self.budget.max_tokens else replace(self.budget, max_tokens=tokens)
+        return self.budget if tokens == self.budget.max_tokens else with_max_tokens(self.budget, tokens)
 
     def _names(self) -> tuple[str, str]:
         return self.algorithm.name(), self.weighting.name()
 
-    def _choose(self, job: Job, weighted: Sequence[Message], draft: Draft) -> SelectionResult:
+    def _choose(self, job: Job, weighted: Sequence[Message], draft: Draft, held: int) -> SelectionResult:
         placed = [
             m.counting(draft.places[m.id].tokens) if draft.has(m) else m
             for m in weighted
@@ -192,11 +236,17 @@ class ContextOrchestrator:
         ]
         if job.bound.tokens is None:
             return SelectionResult(frozenset(m.id for m in placed))
-        budget = TokenBudget(max(1, job.bound.tokens - job.overhead))
-        constraints = replace(self.constraints, keep=frozenset(draft.places), never=frozenset(draft.refused))
+        request = job.request
+        budget = TokenBudget(max(1, job.bound.tokens - job.overhead - held))
+        constraints = replace(
+            self.constraints,
+            keep=frozenset(draft.places),
+            never=frozenset(draft.refused),
+            sent=self.sent.sent_before(request.scope, request.model, job.conversation),
+        )
         return self.algorithm.select(Conversation(tuple(placed)), budget, constraints, job.counter)
 
-    def _report(self, plan: Plan, request: Request, messages: int, elapsed_ms: float) -> None:
+    def _report(self, plan: Plan, request: Request, messages: int, elapsed_ms: float, cached: int) -> None:
         if isinstance(self.sink, NoSink):
             return
         if request.call == 1:
@@ -215,26 +265,18 @@ class ContextOrchestrator:
         ).model_copy(
             update={
                 "context_window": request.context_window,
-                "estimated_cost_usd": prompt_cost(plan.tokens_after, request.price),
+                "tokens_cached": cached,
+                "estimated_cost_usd": prompt_cost(plan.tokens_after, request.price, cached),
             }
         )
         self._send(EventKind.PLAN, request, body)
 
-    def _send(self, kind: EventKind, request: Request, body: Any) -> None:
+    def _note_helper(self, request: Request, usage: Usage, purpose: Purpose) -> None:
+        """Report a call of a model that helped; what it took is no part of the answer's usage."""
+        priced = with_cost(usage, request.helper_price)
+        body = UsageBody(call=request.call, purpose=purpose, **asdict(priced))
+        self._send(EventKind.USAGE, request, body)
+
+    def _send(self, kind: EventKind, request: Request, body: EventBody) -> None:
         if self.log_level != "WARNING":
             self.sink.send(new_event(kind, request.run_id, body, **request.envelope()))
-
-
-def _algorithm_of(settings: Settings) -> SelectionAlgorithm:
-    if settings.algorithm == "greedy_by_weight":
-        return GreedyByWeightAlgorithm()
-    recency = RecencyBiasedAlgorithm(settings.recency_factor)
-    return recency if settings.algorithm == "recency_biased" else DependencyAwareAlgorithm(recency)
-
-
-def _weighting_of(settings: Settings) -> WeightingStrategy:
-    if settings.weighting == "static":
-        return StaticWeightStrategy()
-    if settings.weighting == "keyword":
-        return KeywordRelevanceStrategy()
-    return SmartWeightingStrategy(settings.tool_penalty, settings.pair_coherence)

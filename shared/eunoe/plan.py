@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -11,6 +11,7 @@ from .budget import Bound
 from .conversation import Conversation, Message, RawMessage
 from .errors import PlanBroken
 from .flags import Directives
+from .insertion import Insertion
 
 
 class Fate(StrEnum):
@@ -40,6 +41,8 @@ class Reason(StrEnum):
     WEIGHT = "weight"
     PAIR = "pair"
     OLD_THINKING = "old_thinking"
+    SUMMARY = "summary"
+    IN_SUMMARY = "in_summary"
     LOW_WEIGHT = "low_weight"
     NO_ROOM = "no_room"
     STEPS = "steps"
@@ -68,6 +71,8 @@ SENTENCES: Mapping[Reason, str] = {
     Reason.WEIGHT: "Its weight earned it a place.",
     Reason.PAIR: "Belongs to a message that is kept.",
     Reason.OLD_THINKING: "Kept without old reasoning and raw data.",
+    Reason.SUMMARY: "The summary of earlier turns.",
+    Reason.IN_SUMMARY: "A summary stands for it.",
     Reason.LOW_WEIGHT: "Other turns weigh more, and the limit is reached.",
     Reason.NO_ROOM: "Too large for the room that was left.",
     Reason.STEPS: "Tool steps of an earlier turn; its question and answer are kept.",
@@ -85,11 +90,16 @@ SENTENCES: Mapping[Reason, str] = {
 UNYIELDING = frozenset({Reason.INSTRUCTION, Reason.QUESTION, Reason.UNFINISHED})
 
 
+# Fates of messages of which nothing is sent.
+GONE = frozenset({Fate.SUMMARIZED, Fate.DROPPED})
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What became of one message, and why.
 
-    `weight` is the product of `parts`. `sent` is what the model sees, None if it was dropped.
+    `weight` is the product of `parts`; `scores` has what each of several strategies says. `sent` is
+    what the model sees, None if it was dropped.
     """
 
     message: Message
@@ -100,6 +110,7 @@ class Decision:
     sent: RawMessage | None
     weight: float = 1.0
     parts: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,8 @@ class Plan:
     """What one model call is sent, and why.
 
     Token figures are of the whole prompt: `overhead_tokens` (tool definitions, text the host adds, the
-    frame of the request) and all messages. `conversation` is the input after flags were taken out.
+    frame of the request) and all messages. `conversation` is the input after flags were taken out;
+    `insertion` is what we add to it.
     """
 
     conversation: Conversation
@@ -120,11 +132,29 @@ class Plan:
     weighting: str
     directives: Directives = field(default_factory=Directives)
     notices: tuple[str, ...] = ()
+    insertion: Insertion | None = None
 
     @property
     def messages(self) -> list[RawMessage]:
         """Give the messages to send, in order."""
-        return [decision.sent for decision in self.decisions if decision.sent is not None]
+        return [raw for raw, _ in self._sent()]
+
+    @property
+    def sent_tokens(self) -> list[int]:
+        """Give the tokens of each message to send."""
+        return [tokens for _, tokens in self._sent()]
+
+    @property
+    def inserted_tokens(self) -> int:
+        """Add up the tokens of what we add."""
+        return sum(self.insertion.tokens) if self.insertion else 0
+
+    def _sent(self) -> Iterator[tuple[RawMessage, int]]:
+        for decision in self.decisions:
+            if self.insertion and decision.message.position == self.insertion.position:
+                yield from zip(self.insertion.messages, self.insertion.tokens, strict=True)
+            if decision.sent is not None:
+                yield decision.sent, decision.tokens_after
 
     @property
     def tokens_before(self) -> int:
@@ -134,7 +164,8 @@ class Plan:
     @property
     def tokens_after(self) -> int:
         """Add up the prompt as it is sent."""
-        return self.overhead_tokens + sum(decision.tokens_after for decision in self.decisions)
+        sent = sum(decision.tokens_after for decision in self.decisions)
+        return self.overhead_tokens + sent + self.inserted_tokens
 
     @property
     def instruction_tokens(self) -> int:
@@ -171,7 +202,7 @@ def _accounting(plan: Plan) -> list[str]:
     if [d.message.position for d in plan.decisions] != [m.position for m in plan.conversation.messages]:
         broken.append("not every message has exactly one decision, in order")
     for decision in plan.decisions:
-        if (decision.fate is Fate.DROPPED) != (decision.sent is None) or (
+        if (decision.fate in GONE) != (decision.sent is None) or (
             decision.sent is None and decision.tokens_after
         ):
             broken.append(f"message {decision.message.position}: fate, tokens and what is sent disagree")
@@ -183,6 +214,11 @@ def _accounting(plan: Plan) -> list[str]:
 def _keeping(plan: Plan) -> list[str]:
     broken = []
     question, over_limit = plan.conversation.question, plan.over_limit
+    summarized = any(decision.fate is Fate.SUMMARIZED for decision in plan.decisions)
+    if summarized != (plan.insertion is not None):
+        broken.append("a message is said to be in a summary that is not sent, or the other way round")
+    if over_limit and plan.insertion is not None:
+        broken.append("over the bound with a summary")
     for decision in plan.decisions:
         message, dropped = decision.message, decision.fate is not Fate.KEPT
         if dropped and message.is_instruction and decision.reason is not Reason.DUPLICATE:

@@ -42,11 +42,13 @@ class WeightingStrategy(Protocol):
 class ConstraintSet:
     """What an algorithm must respect: `keep` are ids that stay whatever they weigh, `never` may not be chosen.
 
-    The newest user message is always sent, so `require_last_user` can only be true.
+    `sent` are ids that the prompt before held; a provider may have them in its cache. The newest user
+    message is always sent, so `require_last_user` can only be true.
     """
 
     keep: frozenset[str] = frozenset()
     never: frozenset[str] = frozenset()
+    sent: frozenset[str] = frozenset()
     require_last_user: bool = True
 
     def __post_init__(self) -> None:

@@ -48,15 +48,41 @@ def cost_of(usage: Usage, price: Price | None) -> float | None:
     cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0
     plain = max(0, usage.prompt_tokens - cached - written)
     total = plain * price.input
-    total += cached * (price.input if price.cached is None else price.cached)
+    total += cached * _read_price(price)
     total += written * (price.input if price.cache_write is None else price.cache_write)
     total += usage.completion_tokens * (price.output or 0.0)
     return total / PER_MILLION
 
 
-def prompt_cost(tokens: int, price: Price | None) -> float | None:
-    """Give the cost of a prompt of which nothing is cached; None without a price."""
-    return None if price is None else tokens * price.input / PER_MILLION
+def prompt_cost(tokens: int, price: Price | None, cached_tokens: int = 0) -> float | None:
+    """Give the cost of a prompt in USD of which `cached_tokens` are in the provider's cache; None without a price."""
+    if price is None:
+        return None
+    cached = min(cached_tokens, tokens)
+    return ((tokens - cached) * price.input + cached * _read_price(price)) / PER_MILLION
+
+
+def prompt_cost_at_most(tokens: int, cached_tokens: int, price: Price) -> float:
+    """Give the most that a prompt costs in USD of which `cached_tokens` are in the provider's cache.
+
+    What is not cached may be written to the cache, which some providers bill above the input price.
+    """
+    cached = min(cached_tokens, tokens)
+    return (cached * _read_price(price) + (tokens - cached) * _dearest(price)) / PER_MILLION
+
+
+def tokens_within(cost_usd: float, price: Price) -> int | None:
+    """Say how many tokens of which none is cached a cost pays for; None if they are free."""
+    dearest = _dearest(price)
+    return int(cost_usd * PER_MILLION / dearest + 1e-9) if dearest else None
+
+
+def _read_price(price: Price) -> float:
+    return price.input if price.cached is None else price.cached
+
+
+def _dearest(price: Price) -> float:
+    return max(price.input, price.cache_write or 0.0)
 
 
 def with_cost(usage: Usage, price: Price | None) -> Usage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from .algorithms.greedy import forms_of, turn_weight
 from .anchors import Layout
@@ -14,6 +15,7 @@ from .flags import flags_help
 from .job import Job
 from .plan import UNYIELDING, Decision, Fate, Plan, Reason
 from .ports import SelectionResult
+from .scoring import Scoring
 
 
 def weigh(job: Job, scores: Mapping[str, float]) -> tuple[Message, ...]:
@@ -86,14 +88,16 @@ def _refuse_rest(draft: Draft, turn: Turn) -> None:
 def finish(
     job: Job,
     draft: Draft,
-    scores: Mapping[str, float],
+    scoring: Scoring,
     recency: Mapping[str, float],
     names: tuple[str, str],
 ) -> Plan:
     """Write the plan down, one decision for each message; `names` are those of algorithm and weighting."""
     repairs = {r.message.id: r for r in job.repairs}
-    weight = {m.id: _weight_parts(m, scores, recency) for m in job.conversation.messages}
+    weight = {m.id: _weight_parts(m, scoring.scores, recency) for m in job.conversation.messages}
     decisions = [_decision(m, draft, repairs.get(m.id), weight[m.id]) for m in job.conversation.messages]
+    if scoring.parts:
+        decisions = [replace(d, scores=scoring.parts_of(d.message.id)) for d in decisions]
     return Plan(
         conversation=job.conversation,
         decisions=tuple(decisions),
@@ -104,7 +108,8 @@ def finish(
         algorithm=names[0],
         weighting=names[1],
         directives=job.directives,
-        notices=_notices(job, draft),
+        notices=(*_notices(job, draft), *scoring.notices),
+        insertion=draft.insertion,
     )
 
 
@@ -124,6 +129,10 @@ def _decision(message: Message, draft: Draft, fault: Repair | None, parts: Mappi
     for part in parts.values():
         weight *= part
     place = draft.places.get(message.id)
+    if place is None and message.id in draft.summarized:
+        return Decision(
+            message, Fate.SUMMARIZED, Reason.IN_SUMMARY, message.token_count, 0, None, weight, parts
+        )
     if place is None:
         reason = Reason(fault.reason) if fault else draft.refused.get(message.id, Reason.NO_ROOM)
         return Decision(message, Fate.DROPPED, reason, message.token_count, 0, None, weight, parts)
@@ -135,7 +144,7 @@ def _decision(message: Message, draft: Draft, fault: Repair | None, parts: Mappi
 
 
 def _notices(job: Job, draft: Draft) -> tuple[str, ...]:
-    notices = [*job.directives.rejected]
+    notices = [*job.directives.rejected, *job.notices]
     if "help" in job.directives.turn:
         notices.append(flags_help())
     if draft.room < 0:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -49,12 +50,23 @@ class Settings(BaseModel):
         description="This much of the window stays free for the answer, at most a quarter of it. A chat that "
         "sets its own maximum for the reply gets that instead. It matters only where the window is known.",
     )
-    algorithm: Literal["recency_biased", "greedy_by_weight", "dependency_aware"] = Field(
-        "recency_biased",
-        title="How messages are chosen",
-        description="When a chat is over the limit: `recency_biased` prefers what fits the question and is "
-        "recent, `greedy_by_weight` looks at the question alone, `dependency_aware` is the first with all that "
-        "a chosen message belongs to.",
+    max_cost_usd: float = Field(
+        0.0,
+        ge=0,
+        title="Largest cost of a prompt, in USD",
+        description="No model call's prompt costs more than this, with what is in the provider's cache at its "
+        "cached price. It holds where the price is known; where it is not, the status line says so. `0` sets no "
+        "bound.",
+    )
+    algorithm: Literal["recency_biased", "greedy_by_weight", "dependency_aware", "prefix_cache_optimized"] = (
+        Field(
+            "recency_biased",
+            title="How messages are chosen",
+            description="When a chat is over the limit: `recency_biased` prefers what fits the question and is "
+            "recent, `greedy_by_weight` looks at the question alone, `dependency_aware` is the first with all that "
+            "a chosen message belongs to, `prefix_cache_optimized` keeps what was sent last time at its beginning, "
+            "which the provider has in its cache, and fills up by weight.",
+        )
     )
     recency_factor: float = Field(
         1.5,
@@ -63,12 +75,13 @@ class Settings(BaseModel):
         title="How much newer messages count",
         description="The newest message's weight is multiplied by 1 + this number, the oldest's by 1.",
     )
-    weighting: Literal["smart", "keyword", "static"] = Field(
+    weighting: Literal["smart", "keyword", "static", "embedding", "hybrid"] = Field(
         "smart",
         title="How messages are weighed",
         description="`smart` compares words with the question, looks at what stands beside a match, who spoke "
         "and when, lends a question's weight to its answer and lowers tool messages; `keyword` only compares "
-        "words; `static` weighs all alike.",
+        "words; `static` weighs all alike; `embedding` compares meanings with an embedding model; `hybrid` is "
+        "`smart` and `embedding` together, the best of them.",
     )
     tool_penalty: float = Field(
         0.5,
@@ -85,10 +98,109 @@ class Settings(BaseModel):
         title="Weight an answer takes over from its question",
         description="An answer weighs at least this share of what its question weighs.",
     )
+    embedding_api_base: str = Field(
+        "",
+        title="Address of the embedding model",
+        description="An OpenAI-compatible address such as `http://localhost:11434/v1`, for the weighings "
+        "`embedding` and `hybrid`. Empty: Open WebUI's own embedding model, which needs no setting here.",
+    )
+    embedding_api_key: str = Field(
+        "",
+        title="Key of the embedding model",
+        description="Sent to the address above only.",
+        json_schema_extra=_MASKED,
+    )
+    embedding_model: str = Field(
+        "",
+        title="Name of the embedding model",
+        description="As its address knows it, such as `nomic-embed-text`. Not needed for Open WebUI's own.",
+    )
+    llm_analysis: bool = Field(
+        False,
+        title="Let a model label messages",
+        description="Before a chat over the limit is cut, the summary model says of each message how much the "
+        "question needs it. This adds a model call to every such turn, and its time; labels are kept.",
+    )
+    llm_analysis_weight: float = Field(
+        0.6,
+        ge=0,
+        le=1,
+        title="How much the labels count",
+        description="The labels' share of a message's relevance; the rest is the weighing chosen above.",
+    )
+    use_entry_logic: bool = Field(
+        False,
+        title="Show the labelling model topics first",
+        description="For very long chats: the model sees a list of topics and opens those it wants to label "
+        "message by message. It needs a model that can call tools.",
+    )
+    summary_model: str = Field(
+        "",
+        title="Model for summaries and labels",
+        description="Empty makes no summaries. With an empty address below it is a model of this Open WebUI by "
+        "its id, or `auto` for the task model; it is called with the rights of the person who chats. Otherwise "
+        "its name at that address.",
+    )
+    summary_api_base: str = Field(
+        "",
+        title="Address of the summary model",
+        description="An OpenAI-compatible address such as `https://api.openai.com/v1`. Empty: models are called "
+        "through Open WebUI itself, without a key.",
+    )
+    summary_api_key: str = Field(
+        "",
+        title="Key of the summary model",
+        description="Sent to the address above only.",
+        json_schema_extra=_MASKED,
+    )
+    summary_extra_body: str = Field(
+        "{}",
+        title="More fields for the summary model",
+        description='A JSON object that is added to each of its requests, such as `{"reasoning_effort": "low"}`.',
+    )
+    summary_window: int = Field(
+        8_192,
+        ge=1_024,
+        title="The summary model's context window, in tokens",
+        description="What it is asked is cut to fit; longer history is summarized piece by piece.",
+    )
+    summary_level: Literal["conversation", "segment", "turn"] = Field(
+        "conversation",
+        title="What one summary covers",
+        description="`conversation` keeps one summary of all that was dropped and carries it on, `segment` makes "
+        "one for every few turns, `turn` one for each turn.",
+    )
+    summary_target_ratio: float = Field(
+        0.3,
+        gt=0,
+        le=0.9,
+        title="How long summaries are",
+        description="As a share of what they replace; a summary of the conversation never takes more than a "
+        "fifth of the room.",
+    )
     nosum_by_default: bool = Field(
         False,
         title="Make no summaries",
         description="What does not fit is left out, never summarized. People can write `!nosum` for one turn.",
+    )
+    retry_attempts: int = Field(
+        3,
+        ge=1,
+        le=10,
+        title="Tries for a helping model",
+        description="How often a call for a summary, labels or embeddings is tried before the turn goes on "
+        "without.",
+    )
+    cache_backend: Literal["memory", "sqlite", "redis"] = Field(
+        "memory",
+        title="Where results of helping models are kept",
+        description="`memory` until Open WebUI restarts, `sqlite` in a file on this server, `redis` for several "
+        "servers. Nothing of one person's chats is found from another's.",
+    )
+    redis_url: str = Field(
+        "redis://redis:6379/0",
+        title="Redis address",
+        description="For `redis` above. A Redis that is down costs one line in the log and nothing else.",
     )
     show_status: bool = Field(
         True,
@@ -134,6 +246,19 @@ class Settings(BaseModel):
         "`output_price_per_1m`. Used where the provider reports no cost. Empty: prices come from the model list "
         "where it names them, else there is no price.",
     )
+    openrouter_pricing: bool = Field(
+        False,
+        title="Fetch prices from OpenRouter",
+        description="Fetches OpenRouter's public price list in the background, never while somebody waits, and "
+        "keeps it on disk. Used for models that the price file and the model list have no price for.",
+    )
+    pricing_cache_ttl_hours: float = Field(
+        24.0,
+        ge=0.1,
+        le=8_760,
+        title="How long OpenRouter's prices are kept, in hours",
+        description="After that the list is fetched again; until that succeeds the old one is used.",
+    )
     model_aliases: str = Field(
         "{}",
         title="Other names of models",
@@ -143,8 +268,8 @@ class Settings(BaseModel):
     store_path: str = Field(
         "",
         title="Where Eunoe keeps its own data",
-        description="A file path on the server; empty is a folder of its own in Open WebUI's data folder. This "
-        "version keeps nothing on disk; search in dropped turns will.",
+        description="A file path on the server; empty is a folder of its own in Open WebUI's data folder. The cache "
+        "`sqlite` and OpenRouter's prices lie there.",
     )
     priority: int = Field(
         100,
@@ -153,15 +278,37 @@ class Settings(BaseModel):
         "counts what the others add.",
     )
 
-    @field_validator("model_budgets", "model_aliases")
+    @field_validator("model_budgets", "model_aliases", "summary_extra_body")
     @classmethod
     def _readable(cls, text: str, info: ValidationInfo) -> str:
         """Refuse what can't be read when it is saved, and not in the middle of a chat."""
         try:
-            read_model_budgets(text) if info.field_name == "model_budgets" else read_aliases(text)
+            _READERS[str(info.field_name)](text)
         except BadSetting as error:
             raise ValueError(f"{error.problem}. {error.fix}") from None
         return text
+
+
+def read_extra_body(text: str) -> dict[str, Any]:
+    """Read the JSON object that is added to requests to the summary model.
+
+    Raises:
+        BadSetting: it is no object.
+    """
+    try:
+        body = json.loads(text or "{}")
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise BadSetting("summary_extra_body", "it is no JSON object", 'Write it like {"temperature": 0}.')
+    return body
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "model_budgets": read_model_budgets,
+    "model_aliases": read_aliases,
+    "summary_extra_body": read_extra_body,
+}
 
 
 def environment_name(field: str) -> str:

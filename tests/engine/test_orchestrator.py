@@ -3,11 +3,13 @@
 import asyncio
 import copy
 import json
+import typing
 
 import pytest
 from inline_snapshot import snapshot
 
-from eunoe.budget import TokenBudget, TokenTargetBudget
+from eunoe.assembly import orchestrator_for
+from eunoe.budget import CompositeBudget, CostBudget, TokenBudget, TokenTargetBudget
 from eunoe.conversation import Conversation
 from eunoe.events import Capture
 from eunoe.job import Request
@@ -562,7 +564,9 @@ class Broken:
 def test_a_strategy_is_asked_with_the_question_without_flags_and_the_turns_overrides():
     asked = Asked()
     plan = plan_of([*chat(8), user("!tool_penalty=0.25 What now?")], 200, weighting=asked)
-    assert asked.calls == [(17, "What now?", {"tool_penalty": 0.25})]
+    [(messages, question, context)] = asked.calls
+    assert (messages, question) == (17, "What now?")
+    assert context == {"tool_penalty": 0.25, "scope": "", "parts": {}, "notices": [], "usages": []}
     assert plan.weighting == "asked"
     assert all(
         d.weight == pytest.approx(d.parts["base"] * d.parts.get("recency", 1.0)) for d in plan.decisions
@@ -679,21 +683,19 @@ def test_what_one_call_did_not_report_is_unknown_for_the_turn():
 def test_settings_build_an_orchestrator():
     sink = ListSink()
     settings = Settings(max_tokens=200, observer_content="none", observer_log_level="INFO")
-    orchestrator = ContextOrchestrator.from_settings(settings, sink)
-    assert orchestrator.budget == TokenBudget(200)
+    orchestrator = orchestrator_for(settings, sink)
+    assert orchestrator.budget == CompositeBudget(TokenBudget(200), CostBudget())
     assert (orchestrator.sink, orchestrator.capture, orchestrator.log_level) == (sink, Capture.NONE, "INFO")
-    assert isinstance(ContextOrchestrator.from_settings(settings).sink, NoSink)
+    assert isinstance(orchestrator_for(settings).sink, NoSink)
     asyncio.run(orchestrator.process(Conversation.from_openai_messages([*chat(8), QUESTION])))
     assert [event.data.get("limit") for event in sink.events] == [None, 200]
     assert "decisions" not in sink.events[1].data
 
 
-@pytest.mark.parametrize("algorithm", ["recency_biased", "greedy_by_weight", "dependency_aware"])
+@pytest.mark.parametrize("algorithm", typing.get_args(Settings.model_fields["algorithm"].annotation))
 @pytest.mark.parametrize("weighting", ["smart", "keyword", "static"])
 def test_every_choice_of_the_settings_is_what_it_is_called(algorithm, weighting):
-    orchestrator = ContextOrchestrator.from_settings(
-        Settings(max_tokens=200, algorithm=algorithm, weighting=weighting)
-    )
+    orchestrator = orchestrator_for(Settings(max_tokens=200, algorithm=algorithm, weighting=weighting))
     plan = asyncio.run(orchestrator.process(Conversation.from_openai_messages([*chat(8), QUESTION]))).plan
     assert (plan.algorithm, plan.weighting) == (algorithm, weighting)
     assert 100 < plan.tokens_after <= 200
@@ -709,7 +711,7 @@ def parts_with(**settings):
         *chat(6),
         user("harbor?"),
     ]
-    orchestrator = ContextOrchestrator.from_settings(Settings(max_tokens=200, **settings))
+    orchestrator = orchestrator_for(Settings(max_tokens=200, **settings))
     plan = asyncio.run(orchestrator.process(Conversation.from_openai_messages(messages))).plan
     return [plan.decisions[i].parts for i in (4, 6, 7)], plan.decisions[-1].parts["recency"]
 

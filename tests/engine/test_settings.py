@@ -16,12 +16,29 @@ def test_the_defaults_are_these():
             "max_tokens": 16000,
             "model_budgets": "{}",
             "context_window": 0,
+            "max_cost_usd": 0.0,
             "reply_reserve": 2048,
             "algorithm": "recency_biased",
             "recency_factor": 1.5,
             "weighting": "smart",
             "tool_penalty": 0.5,
+            "embedding_api_base": "",
+            "embedding_api_key": "",
+            "embedding_model": "",
+            "llm_analysis": False,
+            "llm_analysis_weight": 0.6,
+            "use_entry_logic": False,
+            "summary_model": "",
+            "summary_api_base": "",
+            "summary_api_key": "",
+            "summary_extra_body": "{}",
+            "summary_window": 8192,
+            "summary_level": "conversation",
+            "summary_target_ratio": 0.3,
             "pair_coherence": 0.8,
+            "retry_attempts": 3,
+            "cache_backend": "memory",
+            "redis_url": "redis://redis:6379/0",
             "nosum_by_default": False,
             "show_status": True,
             "observer_url": "",
@@ -29,6 +46,8 @@ def test_the_defaults_are_these():
             "observer_public_url": "",
             "observer_content": "preview",
             "observer_log_level": "DEBUG",
+            "openrouter_pricing": False,
+            "pricing_cache_ttl_hours": 24.0,
             "store_path": "",
             "pricing_config_path": "",
             "model_aliases": "{}",
@@ -50,10 +69,11 @@ def test_every_choice_is_explained():
             assert f"`{choice}`" in field.description
 
 
-def test_only_the_token_is_masked_where_settings_are_shown():
-    masked = [name for name, shown in Settings.model_json_schema()["properties"].items() if "input" in shown]
-    assert masked == ["observer_token"]
-    assert Settings.model_json_schema()["properties"]["observer_token"]["input"] == {"type": "password"}
+def test_only_secrets_are_masked_where_settings_are_shown():
+    properties = Settings.model_json_schema()["properties"]
+    masked = [name for name, shown in properties.items() if "input" in shown]
+    assert masked == ["embedding_api_key", "summary_api_key", "observer_token"]
+    assert all(properties[name]["input"] == {"type": "password"} for name in masked)
 
 
 def test_variables_are_named_after_their_settings():
@@ -72,11 +92,17 @@ def test_without_variables_all_is_default():
 def test_every_setting_can_be_set_by_its_variable():
     given = {
         "priority": 3, "max_tokens": 9000, "model_budgets": '{"m": 1}', "context_window": 32_768, "reply_reserve": 512,
-        "algorithm": "dependency_aware", "recency_factor": 0.25, "weighting": "keyword", "tool_penalty": 0.75,
+        "algorithm": "prefix_cache_optimized", "recency_factor": 0.25, "weighting": "keyword", "tool_penalty": 0.75,
         "pair_coherence": 0.5, "nosum_by_default": True, "show_status": False, "observer_url": "http://localhost:7456",
         "observer_token": "secret", "observer_public_url": "https://eunoe.example.org", "observer_content": "none",
         "observer_log_level": "INFO", "store_path": "/var/lib/eunoe.sqlite3",
-        "pricing_config_path": "/etc/prices.json", "model_aliases": '{"a": "b"}',
+        "pricing_config_path": "/etc/prices.json", "model_aliases": '{"a": "b"}', "max_cost_usd": 0.02,
+        "embedding_api_base": "http://localhost:11434/v1", "embedding_api_key": "k", "embedding_model": "e",
+        "llm_analysis": True, "llm_analysis_weight": 0.25, "use_entry_logic": True, "summary_model": "auto",
+        "summary_api_base": "http://localhost:8080/v1", "summary_api_key": "s", "summary_extra_body": '{"seed": 1}',
+        "summary_window": 4096, "summary_level": "segment", "summary_target_ratio": 0.5, "retry_attempts": 2,
+        "cache_backend": "sqlite", "redis_url": "redis://localhost:6379/1", "openrouter_pricing": True,
+        "pricing_cache_ttl_hours": 6.0,
     }  # fmt: skip
     assert set(given) == set(Settings.model_fields)
     assert all(value != Settings.model_fields[name].default for name, value in given.items())
@@ -109,8 +135,8 @@ def test_every_setting_can_be_set_by_its_variable():
             "EUNOE_ALGORITHM",
             "best",
             snapshot(
-                "EUNOE_ALGORITHM: Input should be 'recency_biased', 'greedy_by_weight' or 'dependency_aware'. "
-                "The default is recency_biased."
+                "EUNOE_ALGORITHM: Input should be 'recency_biased', 'greedy_by_weight', 'dependency_aware' or "
+                "'prefix_cache_optimized'. The default is recency_biased."
             ),
         ),
         (
@@ -137,7 +163,10 @@ def test_a_bad_value_names_the_variable_the_problem_and_the_default(name, value,
         {"recency_factor": -0.1},
         {"recency_factor": 101}, {"recency_factor": float("nan")}, {"weighting": ""}, {"tool_penalty": 1.1},
         {"tool_penalty": -0.1}, {"pair_coherence": 1.1}, {"pair_coherence": -0.1}, {"observer_content": "all"},
-        {"observer_log_level": "debug"},
+        {"observer_log_level": "debug"}, {"max_cost_usd": -0.01}, {"llm_analysis_weight": 1.1},
+        {"summary_window": 100}, {"summary_level": "book"}, {"summary_target_ratio": 0}, {"retry_attempts": 0},
+        {"cache_backend": "disk"}, {"summary_extra_body": "[]"}, {"summary_extra_body": "{"},
+        {"pricing_cache_ttl_hours": 0},
     ],
     ids=str,
 )  # fmt: skip
@@ -147,7 +176,7 @@ def test_a_value_out_of_its_range_is_refused(bad):
 
 
 def test_fields_of_other_versions_are_ignored():
-    assert Settings.model_validate({"max_tokens": 5, "summary_model": "gone"}) == Settings(max_tokens=5)
+    assert Settings.model_validate({"max_tokens": 5, "max_turns": "gone"}) == Settings(max_tokens=5)
 
 
 def test_an_empty_variable_means_the_default():

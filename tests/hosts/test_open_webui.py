@@ -158,13 +158,14 @@ def test_the_workspace_models_prompt_that_the_host_adds_later_counts(host):
 
 def test_a_tokenizer_is_never_loaded_on_the_event_loop(host, monkeypatch):
     """Loading one takes 0.4 seconds, in which no other user of the worker would be served."""
-    real, threads = host.counter_for, []
+    needed = host.request_of.__globals__
+    real, threads = needed["counter_for"], []
 
     def watched(model):
         threads.append(threading.current_thread())
         return real(model)
 
-    monkeypatch.setitem(host.Filter.request.__globals__, "counter_for", watched)
+    monkeypatch.setitem(needed, "counter_for", watched)
     turn = Turn(host.Filter())
     turn.metadata["base_system_prompt"] = "You are the workspace model."
     run(turn.send(chat()))
@@ -561,7 +562,9 @@ def test_the_administrators_form_shows_labels_choices_and_hides_the_token(host):
     assert "$defs" not in schema
     assert all(f["title"] and f["description"] for f in fields.values())
     assert fields["max_tokens"]["title"] == "Largest prompt, in tokens"
-    assert fields["algorithm"]["enum"] == ["recency_biased", "greedy_by_weight", "dependency_aware"]
+    assert fields["algorithm"]["enum"] == [
+        *("recency_biased", "greedy_by_weight", "dependency_aware", "prefix_cache_optimized")
+    ]
     assert fields["observer_token"]["input"] == {"type": "password"}
     assert set(host.Filter.UserValves.model_json_schema()["properties"]) == {"max_tokens", "show_status"}
 

@@ -2,6 +2,12 @@
 
 from .dependency import DependencyAwareAlgorithm
 from .greedy import GreedyByWeightAlgorithm
+from .prefix import PrefixCacheOptimizedAlgorithm
 from .recency import RecencyBiasedAlgorithm
 
-__all__ = ["DependencyAwareAlgorithm", "GreedyByWeightAlgorithm", "RecencyBiasedAlgorithm"]
+__all__ = [
+    "DependencyAwareAlgorithm",
+    "GreedyByWeightAlgorithm",
+    "PrefixCacheOptimizedAlgorithm",
+    "RecencyBiasedAlgorithm",
+]

@@ -17,7 +17,7 @@ from .values import figures_in, folded, is_in, values_in
 _MOST_READ = 4_000  # characters of a message; the rest is pasted
 _LONGEST_SENTENCE = 60  # tokens
 _SHORTEST = 12  # characters; "yes, please" says nothing by itself
-_VALUES_SHARE = 4  # of the room
+_WORDS_VALUES_SHARE = 4  # of the room
 
 _FENCED = re.compile(r"```.*?(?:```|\Z)|<details\b.*?(?:</details>|\Z)", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?…])(?<!\d\.)\s+|(?<=[。！？])|\n+")
@@ -48,7 +48,7 @@ def extract_of(messages: Sequence[Message], tokens: int, counter: TokenCounter, 
     nothing to say or no room.
     """
     sentences = sorted(_sentences(messages, counter), key=lambda s: -s.worth)
-    chosen = _fill(sentences, {}, tokens - tokens // _VALUES_SHARE, counter, before)
+    chosen = _fill(sentences, {}, tokens - tokens // _WORDS_VALUES_SHARE, counter, before)
     text = "\n".join([before, *chosen.values()])
     folded_text, figures = folded(text), figures_in(text)
     missing = [v for v in telling_values("", messages) if not is_in(v.value, folded_text, figures)]
@@ -82,7 +82,7 @@ def _sentences(messages: Sequence[Message], counter: TokenCounter) -> Iterator[_
             continue
         by_user = message.role == "user"
         newness = age / max(1, len(messages))
-        for n, text in enumerate(_cut(message)):
+        for n, text in enumerate(_cut_words(message)):
             worth = newness + (3.0 if by_user else 0.0) - min(n, 4) * (0.1 if by_user else 0.5)
             worth += 2.5 if _WEIGHTY.search(text) else 0.0
             worth += min(2, len(values_in(text))) * 0.4
@@ -93,7 +93,7 @@ def _sentences(messages: Sequence[Message], counter: TokenCounter) -> Iterator[_
             yield _Sentence(age * 1_000 + min(n, 999), _line(message.role, text, counter), worth)
 
 
-def _cut(message: Message) -> list[str]:
+def _cut_words(message: Message) -> list[str]:
     text = text_of(lean(message.raw).get("content"))
     text = disarmed(ends_of(_FENCED.sub("\n", text), _MOST_READ))
     pieces = (_LIST_MARK.sub("", piece).strip() for piece in _SENTENCE_END.split(text))

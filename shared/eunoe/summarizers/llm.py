@@ -23,15 +23,15 @@ from .writer import LEAST_ROOM, WrittenSections, WrittenSummary, room_for, writt
 
 Result = TypeVar("Result")
 
-_CERTAIN_SHARE = 0.9  # of the window; the model may count otherwise than we do
-_SUMMARY_SHARE = 6  # the most of the window that a summary takes
+_FIT_SHARE = 0.9  # of the window; the model may count otherwise than we do
+_REPLY_SHARE = 6  # the most of the window that a summary takes
 _SPARE_SHARE, _MOST_SPARE = 8, 1_024  # of the window, for models that think before they write
 _LEAST_QUOTED = 120  # tokens; with less a call is not worth its instructions
 _PART_TOKENS = 24  # what frames a part
 _BEFORE_SHARE = 8  # of the window, for context that is not summarized
 _MOST_SECTIONS = 8  # models lose count in longer lists
 _LEAST_WINDOW = 1_024
-_REFUSED_SIZES = frozenset({400, 413, 422})  # what servers answer to a prompt over their window
+_TOO_LARGE_PROMPT = frozenset({400, 413, 422})  # what servers answer to a prompt over their window
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class LLMSummarizer:
         try:
             return await work(window)
         except ModelFailed as refusal:
-            if refusal.status not in _REFUSED_SIZES or window // 2 < _LEAST_WINDOW or tally.left < 1:
+            if refusal.status not in _TOO_LARGE_PROMPT or window // 2 < _LEAST_WINDOW or tally.left < 1:
                 raise
         done = await work(window // 2)
         self._window = min(self._window, window // 2)
@@ -258,11 +258,11 @@ class LLMSummarizer:
     def _ask(self, task: _Task, window: int, calls: int) -> _Ask:
         """Make the request for the first of the messages that fit a window."""
         counter = counter_for(self.name())
-        room = min(task.room, window // _SUMMARY_SHARE)
+        room = min(task.room, window // _REPLY_SHARE)
         max_tokens = min(room * 3 // 2 + _spare(window), window // 4)
         before = _ending(task.context, window // _BEFORE_SHARE, counter)
         fixed = REQUEST_TOKENS + counter.count_text(before) + counter.count_text(task.previous) * 9 // 8
-        usable = max(_LEAST_QUOTED, int(window * _CERTAIN_SHARE) - max_tokens - fixed)
+        usable = max(_LEAST_QUOTED, int(window * _FIT_SHARE) - max_tokens - fixed)
         must = task.messages[: task.first]
         share = share_shown(must, usable, max(1, calls - 1), counter) if must else 1.0
         quotations = first_quotations(task.messages, usable, share, counter)
@@ -275,7 +275,7 @@ class LLMSummarizer:
             room,
             len(quotations),
             max_tokens,
-            int(window * _CERTAIN_SHARE) - fixed - shown,
+            int(window * _FIT_SHARE) - fixed - shown,
             facts_of(task.previous, messages, task.replaced + tokens_of(messages, counter)),
         )
 
@@ -284,7 +284,7 @@ class LLMSummarizer:
     ) -> list[list[_Part]]:
         """Cut parts into batches that fit a window each, the last parts first."""
         counter = counter_for(self.name())
-        usable = int(window * _CERTAIN_SHARE) - REQUEST_TOKENS - _spare(window)
+        usable = int(window * _FIT_SHARE) - REQUEST_TOKENS - _spare(window)
         batches: list[list[_Part]] = []
         for place in reversed(places):
             part = _part_of(place, parts[place], ratio, usable, counter)

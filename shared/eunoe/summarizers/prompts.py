@@ -38,7 +38,7 @@ _THEIR_LANGUAGE = "the user's language"
 _LENGTH = "At most {lines} short lines and {words} words in all, in {language}."
 
 # Tags of our frame, and control tokens that mean something to a model's template even in quotations.
-_TAG = re.compile(
+_DELIMITER = re.compile(
     r"<(\|[^<>|\n]{1,40}\||/?(?:notes|chat|part|before|think|s|bos|eos|pad|start_of_turn|end_of_turn)\b[^<>\n]{0,20}|/?<?/?SYS>?)>",
     re.IGNORECASE,
 )
@@ -48,7 +48,7 @@ _INSTRUCTION_TAG = re.compile(r"\[(/?INST)\]")
 def disarmed(text: str) -> str:
     """Write tags of our frame and control tokens with other brackets; all else stays as it is."""
     text = text.encode("utf-8", "replace").decode("utf-8")  # halves of characters can't be sent
-    return _INSTRUCTION_TAG.sub(r"(\1)", _TAG.sub(r"‹\1›", text))
+    return _INSTRUCTION_TAG.sub(r"(\1)", _DELIMITER.sub(r"‹\1›", text))
 
 
 def as_lines(text: str) -> str:

@@ -62,7 +62,7 @@ def facts_of(previous: str, messages: Sequence[Message], tokens: int) -> SourceF
     whole = "\n".join(texts)
     terms = frozenset(term for text in texts for term in read_terms(text).counts)
     telling = tuple(telling_values(previous, messages))
-    spoken = [_spoken(messages, role) for role in ("user", "assistant")]
+    spoken = [_spoken_of(messages, role) for role in ("user", "assistant")]
     spoken = [text for text in spoken if text] or [previous]
     languages = [language_of(text) for text in spoken]
     sure = "" not in languages
@@ -78,7 +78,7 @@ def facts_of(previous: str, messages: Sequence[Message], tokens: int) -> SourceF
     )
 
 
-def _spoken(messages: Sequence[Message], role: str) -> str:
+def _spoken_of(messages: Sequence[Message], role: str) -> str:
     return "\n".join(ends_of(plain_text(m), _SAID) for m in messages if m.role == role)
 
 

@@ -27,7 +27,7 @@ from .transcript import plain_text, tokens_of
 from .writer import LEAST_ROOM, room_for
 
 DAY = 86_400
-_MOST_LOOKED_UP = 128  # units, the newest ones
+_MOST_UNITS_LOOKED_UP = 128  # units, the newest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class UnitBook:
 
     async def ready(self, turns: Sequence[Turn], scope: str) -> Sequence[Summary]:
         """Give the summaries that are kept for the newest units, oldest first."""
-        units = (await asyncio.to_thread(self._units, turns, scope))[-_MOST_LOOKED_UP:]
+        units = (await asyncio.to_thread(self._units, turns, scope))[-_MOST_UNITS_LOOKED_UP:]
         kept = iter(await self._shelf.get_all([unit.key for unit in units if not unit.words]))
         summaries = []
         for unit in units:
@@ -82,7 +82,7 @@ class UnitBook:
     async def write(self, turns: Sequence[Turn], scope: str, *, room_tokens: int) -> SummaryReport:
         """Make the summaries that are missing for the newest units, as many as find room, in a few calls."""
         units = await asyncio.to_thread(self._units, turns, scope)
-        missing = await self._missing(units[-_MOST_LOOKED_UP:], room_tokens)
+        missing = await self._missing(units[-_MOST_UNITS_LOOKED_UP:], room_tokens)
         missing = [unit for unit in missing if unit.key not in self._in_flight]
         if not missing:
             return SummaryReport()

@@ -19,7 +19,7 @@ _UNIT = (
     r"km/h|mph|hrs?|h|min|days?|lbs?|oz|ft|px|pt|ppm|rpm|kcal|[kKMx])(?![A-Za-z0-9_]))"
 )
 _DAY = r"\d{1,2}(?:st|nd|rd|th|\.|er)?"
-_MONTH = (
+_MONTH_NAME = (
     r"(?i:jan(?:uar[yi]?|uar|vier)?|ene(?:ro)?|feb(?:ruar[yi]?|ruar|rero)?|fév(?:rier)?|mar(?:ch|s|zo|ço)?|märz?|"
     r"apr(?:il)?|a[bv]r(?:il)?|ma[yi]|mayo|maio|june?|juni|juin|julio?|july?|juli|juil(?:let)?|aug(?:ust)?|août|"
     r"ago(?:sto)?|sep(?:t(?:ember|embre|iembre)?)?|o[ck]t(?:ober|obre|ubre)?|nov(?:ember|embre|iembre)?|"
@@ -47,8 +47,8 @@ _KINDS: Mapping[str, str] = {
     "date": (
         r"\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?\b|"
         r"\b\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})\b|"
-        rf"\b{_DAY}\s(?:de\s|of\s)?{_MONTH}(?:,?\s(?:de\s)?\d{{4}})?\b|"
-        rf"\b{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?\b(?:,?\s\d{{4}}\b)?|"
+        rf"\b{_DAY}\s(?:de\s|of\s)?{_MONTH_NAME}(?:,?\s(?:de\s)?\d{{4}})?\b|"
+        rf"\b{_MONTH_NAME}\s\d{{1,2}}(?:st|nd|rd|th)?\b(?:,?\s\d{{4}}\b)?|"
         r"(?:\d{4}\s?年\s?)?\d{1,2}\s?月(?:\s?\d{1,2}\s?[日号])?|\b\d{1,2}:\d{2}(?::\d{2})?(?:\s?[ap]m\b)?"
     ),
     "amount": rf"{_CURRENCY}\s?{_FIGURE}(?:\s?[kKmM]\b)?|\b{_FIGURE}\s?{_CURRENCY}",
