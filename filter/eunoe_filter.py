@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 78 files; the SHA-256 digest of their text is
-# 872c0941911c7271a1ccae2339286a9b4a726aa8018519b1baa34de70ec33c82.
+# eec6060f9974cd7f3e001207c3dd73c8dd254823053a2d7b2ea71cb96cfe6ac5.
 
 from __future__ import annotations
 
@@ -6188,12 +6188,17 @@ class SentLog:
         return cached if cached >= LEAST_CACHED_TOKENS else 0
 
     def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
-        """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since."""
+        """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
+
+        The newest one that is all there counts; of those that are not, the one with the longest beginning.
+        """
         present = {message.id for message in conversation.messages}
         best: tuple[str, ...] = ()
-        for prompt in self._known(scope, model, conversation):
+        for prompt in reversed(self._known(scope, model, conversation)):
             still = prompt.ids[: next((i for i, name in enumerate(prompt.ids) if name not in present), None)]
-            best = still if len(still) >= len(best) else best
+            if len(still) == len(prompt.ids):
+                return frozenset(still)
+            best = still if len(still) > len(best) else best
         return frozenset(best)
 
     def _known(self, scope: str, model: str, conversation: Conversation) -> tuple[SentPrompt, ...]:
@@ -9026,7 +9031,8 @@ def turn_digest(turn: Turn) -> str:
 _REPLACEABLE = frozenset(
     {Reason.LOW_WEIGHT, Reason.NO_ROOM, Reason.STEPS, Reason.IN_SUMMARY, Reason.OLD_THINKING}
 )
-_LEAST_ROOM = 60  # tokens; a frame alone takes about as many
+# Of the room, what is asked for: the next question may be longer, and the summary's model may count otherwise.
+_ASKED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -9048,19 +9054,25 @@ class Recap:
 
 
 def summarizable(job: Job) -> tuple[Turn, ...]:
-    """Give the turns before the present one that summaries may tell of; none if the user wants none."""
-    if "nosum" in job.directives.turn:
+    """Give the turns before the present one that summaries may tell of.
+
+    None if the user wants none, or if an earlier call of the turn has put a summary among the messages.
+    """
+    if "nosum" in job.directives.turn or any(is_summary(message.raw) for message in job.kept):
         return ()
-    return tuple(turn for turn in turns_of(job.kept)[:-1] if _may_be_told(turn))
+    return tuple(turn for turn in turns_of(job.kept)[:-1] if not any(m.excluded for m in turn.messages))
 
 
-def held_room(draft: Draft, summaries: Sequence[Summary], counter: TokenCounter) -> int:
-    """Say how many tokens to keep free for summaries: what they take, at most a fifth of the room."""
-    if not summaries or draft.room >= NO_LIMIT // 2:
+def held_room(job: Job, draft: Draft, summaries: Sequence[Summary]) -> int:
+    """Say how many tokens to keep free for summaries: what they take, at most a fifth of the room.
+
+    The room is what instructions and the question leave. 0 where not one of the summaries would fit.
+    """
+    if not summaries or job.bound.tokens is None:
         return 0
-    wanted = sum(insertion_of([summary.text for summary in summaries], 0, counter).tokens)
-    most = int(draft.room * SUMMARY_SHARE)
-    return min(wanted, most) if most >= _LEAST_ROOM else 0
+    most = min(int(_room_of(job) * SUMMARY_SHARE), draft.room)
+    least = min(_tokens_with([summary], job.counter) for summary in summaries)
+    return min(most, _tokens_with(summaries, job.counter)) if least <= most else 0
 
 
 def insert_summaries(
@@ -9096,9 +9108,9 @@ def recap_of(job: Job, plan: Plan) -> Recap | None:
         return None
     messages = [message for turn in turns[: missing[-1] + 1] for message in turn.messages]
     places = tuple(i for i, message in enumerate(messages) if message.id in replaced)
-    bound = job.bound.tokens or plan.tokens_after
-    room = int(max(0, bound - job.overhead - plan.instruction_tokens) * SUMMARY_SHARE)
-    return Recap(tuple(message.raw for message in messages), places, room)
+    frame = sum(insertion_of([], 0, job.counter).tokens)
+    room = int(_room_of(job) * SUMMARY_SHARE * _ASKED_SHARE) - frame
+    return Recap(tuple(message.raw for message in messages), places, max(0, room))
 
 
 def turns_to_tell(recap: Recap, *, all_of_them: bool) -> tuple[Turn, ...]:
@@ -9107,8 +9119,16 @@ def turns_to_tell(recap: Recap, *, all_of_them: bool) -> tuple[Turn, ...]:
     return turns if all_of_them else tuple(t for t in turns if any(m.position in places for m in t.messages))
 
 
-def _may_be_told(turn: Turn) -> bool:
-    return not is_summary(turn.messages[0].raw) and not any(m.excluded for m in turn.messages)
+def _room_of(job: Job) -> int:
+    """Say how many tokens instructions and the question leave."""
+    bound = job.tokens if job.bound.tokens is None else job.bound.tokens
+    question = job.conversation.question
+    fixed = sum(m.token_count for m in job.kept if m.is_instruction or (question and m.id == question.id))
+    return max(0, bound - job.overhead - fixed)
+
+
+def _tokens_with(summaries: Sequence[Summary], counter: TokenCounter) -> int:
+    return sum(insertion_of([summary.text for summary in summaries], 0, counter).tokens)
 
 
 def _turn_start(messages: Sequence[Message], member: Message) -> int:
@@ -9597,7 +9617,7 @@ class ContextOrchestrator:
             layout, instructions=tuple(m for m in layout.instructions if m.id not in draft.refused)
         )
         place_anchors(draft, layout, job.directives)
-        held = held_room(draft, summaries, job.counter)
+        held = held_room(job, draft, summaries)
         draft.room -= held
         choice = self._choose(job, weighted, draft, held)
         fill(draft, layout, choice)
@@ -10333,32 +10353,32 @@ _SECTIONS = (
     (5916, "eunoe/draft.py", 14),
     (6053, "eunoe/report.py", 12),
     (6142, "eunoe/sent.py", 16),
-    (6236, "eunoe/statusline.py", 13),
-    (6307, "eunoe/algorithms/recency.py", 12),
-    (6332, "eunoe/endpoint.py", 20),
-    (6524, "eunoe/weighting/label_task.py", 17),
-    (6625, "eunoe/anchors.py", 18),
-    (6801, "eunoe/algorithms/dependency.py", 13),
-    (6836, "eunoe/algorithms/prefix.py", 15),
-    (6893, "eunoe/summarizers/transcript.py", 14),
-    (6987, "eunoe/weighting/similarity.py", 24),
-    (7232, "eunoe_hosts/open_webui_models.py", 21),
-    (7370, "eunoe/weighting/llm_analyzer.py", 29),
-    (7640, "eunoe/selection.py", 21),
-    (7782, "eunoe/summarizers/source.py", 17),
-    (7902, "eunoe/weighting/embedding.py", 17),
-    (8029, "eunoe/summarizers/checks.py", 26),
-    (8198, "eunoe/summarizers/extract.py", 17),
-    (8291, "eunoe/weighting/hybrid.py", 17),
-    (8405, "eunoe/summarizers/writer.py", 19),
-    (8579, "eunoe/summarizers/llm.py", 24),
-    (8901, "eunoe/summarizers/book.py", 22),
-    (9025, "eunoe/recap.py", 18),
-    (9124, "eunoe/summarizers/conversation.py", 31),
-    (9317, "eunoe/summarizers/units.py", 29),
-    (9445, "eunoe/orchestrator.py", 40),
-    (9692, "eunoe/summarizers/segment.py", 9),
-    (9721, "eunoe/summarizers/turn.py", 13),
-    (9780, "eunoe/assembly.py", 35),
-    (9945, "eunoe_hosts/open_webui.py", 66),
+    (6241, "eunoe/statusline.py", 13),
+    (6312, "eunoe/algorithms/recency.py", 12),
+    (6337, "eunoe/endpoint.py", 20),
+    (6529, "eunoe/weighting/label_task.py", 17),
+    (6630, "eunoe/anchors.py", 18),
+    (6806, "eunoe/algorithms/dependency.py", 13),
+    (6841, "eunoe/algorithms/prefix.py", 15),
+    (6898, "eunoe/summarizers/transcript.py", 14),
+    (6992, "eunoe/weighting/similarity.py", 24),
+    (7237, "eunoe_hosts/open_webui_models.py", 21),
+    (7375, "eunoe/weighting/llm_analyzer.py", 29),
+    (7645, "eunoe/selection.py", 21),
+    (7787, "eunoe/summarizers/source.py", 17),
+    (7907, "eunoe/weighting/embedding.py", 17),
+    (8034, "eunoe/summarizers/checks.py", 26),
+    (8203, "eunoe/summarizers/extract.py", 17),
+    (8296, "eunoe/weighting/hybrid.py", 17),
+    (8410, "eunoe/summarizers/writer.py", 19),
+    (8584, "eunoe/summarizers/llm.py", 24),
+    (8906, "eunoe/summarizers/book.py", 22),
+    (9030, "eunoe/recap.py", 18),
+    (9144, "eunoe/summarizers/conversation.py", 31),
+    (9337, "eunoe/summarizers/units.py", 29),
+    (9465, "eunoe/orchestrator.py", 40),
+    (9712, "eunoe/summarizers/segment.py", 9),
+    (9741, "eunoe/summarizers/turn.py", 13),
+    (9800, "eunoe/assembly.py", 35),
+    (9965, "eunoe_hosts/open_webui.py", 66),
 )

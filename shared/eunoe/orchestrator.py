@@ -192,7 +192,7 @@ class ContextOrchestrator:
             layout, instructions=tuple(m for m in layout.instructions if m.id not in draft.refused)
         )
         place_anchors(draft, layout, job.directives)
-        held = held_room(draft, summaries, job.counter)
+        held = held_room(job, draft, summaries)
         draft.room -= held
         choice = self._choose(job, weighted, draft, held)
         fill(draft, layout, choice)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .bonds import Turn, turns_of
 from .conversation import Conversation, Message, RawMessage
-from .draft import NO_LIMIT, Draft
+from .draft import Draft
 from .insertion import SUMMARY_SHARE, Insertion, insertion_of, is_summary
 from .job import Job
 from .plan import Fate, Plan, Reason
@@ -19,7 +19,8 @@ from .tokens import TokenCounter
 _REPLACEABLE = frozenset(
     {Reason.LOW_WEIGHT, Reason.NO_ROOM, Reason.STEPS, Reason.IN_SUMMARY, Reason.OLD_THINKING}
 )
-_LEAST_ROOM = 60  # tokens; a frame alone takes about as many
+# Of the room, what is asked for: the next question may be longer, and the summary's model may count otherwise.
+_ASKED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +42,25 @@ class Recap:
 
 
 def summarizable(job: Job) -> tuple[Turn, ...]:
-    """Give the turns before the present one that summaries may tell of; none if the user wants none."""
-    if "nosum" in job.directives.turn:
+    """Give the turns before the present one that summaries may tell of.
+
+    None if the user wants none, or if an earlier call of the turn has put a summary among the messages.
+    """
+    if "nosum" in job.directives.turn or any(is_summary(message.raw) for message in job.kept):
         return ()
-    return tuple(turn for turn in turns_of(job.kept)[:-1] if _may_be_told(turn))
+    return tuple(turn for turn in turns_of(job.kept)[:-1] if not any(m.excluded for m in turn.messages))
 
 
-def held_room(draft: Draft, summaries: Sequence[Summary], counter: TokenCounter) -> int:
-    """Say how many tokens to keep free for summaries: what they take, at most a fifth of the room."""
-    if not summaries or draft.room >= NO_LIMIT // 2:
+def held_room(job: Job, draft: Draft, summaries: Sequence[Summary]) -> int:
+    """Say how many tokens to keep free for summaries: what they take, at most a fifth of the room.
+
+    The room is what instructions and the question leave. 0 where not one of the summaries would fit.
+    """
+    if not summaries or job.bound.tokens is None:
         return 0
-    wanted = sum(insertion_of([summary.text for summary in summaries], 0, counter).tokens)
-    most = int(draft.room * SUMMARY_SHARE)
-    return min(wanted, most) if most >= _LEAST_ROOM else 0
+    most = min(int(_room_of(job) * SUMMARY_SHARE), draft.room)
+    least = min(_tokens_with([summary], job.counter) for summary in summaries)
+    return min(most, _tokens_with(summaries, job.counter)) if least <= most else 0
 
 
 def insert_summaries(
@@ -89,9 +96,9 @@ def recap_of(job: Job, plan: Plan) -> Recap | None:
         return None
     messages = [message for turn in turns[: missing[-1] + 1] for message in turn.messages]
     places = tuple(i for i, message in enumerate(messages) if message.id in replaced)
-    bound = job.bound.tokens or plan.tokens_after
-    room = int(max(0, bound - job.overhead - plan.instruction_tokens) * SUMMARY_SHARE)
-    return Recap(tuple(message.raw for message in messages), places, room)
+    frame = sum(insertion_of([], 0, job.counter).tokens)
+    room = int(_room_of(job) * SUMMARY_SHARE * _ASKED_SHARE) - frame
+    return Recap(tuple(message.raw for message in messages), places, max(0, room))
 
 
 def turns_to_tell(recap: Recap, *, all_of_them: bool) -> tuple[Turn, ...]:
@@ -100,8 +107,16 @@ def turns_to_tell(recap: Recap, *, all_of_them: bool) -> tuple[Turn, ...]:
     return turns if all_of_them else tuple(t for t in turns if any(m.position in places for m in t.messages))
 
 
-def _may_be_told(turn: Turn) -> bool:
-    return not is_summary(turn.messages[0].raw) and not any(m.excluded for m in turn.messages)
+def _room_of(job: Job) -> int:
+    """Say how many tokens instructions and the question leave."""
+    bound = job.tokens if job.bound.tokens is None else job.bound.tokens
+    question = job.conversation.question
+    fixed = sum(m.token_count for m in job.kept if m.is_instruction or (question and m.id == question.id))
+    return max(0, bound - job.overhead - fixed)
+
+
+def _tokens_with(summaries: Sequence[Summary], counter: TokenCounter) -> int:
+    return sum(insertion_of([summary.text for summary in summaries], 0, counter).tokens)
 
 
 def _turn_start(messages: Sequence[Message], member: Message) -> int:

@@ -62,12 +62,17 @@ class SentLog:
         return cached if cached >= LEAST_CACHED_TOKENS else 0
 
     def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
-        """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since."""
+        """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
+
+        The newest one that is all there counts; of those that are not, the one with the longest beginning.
+        """
         present = {message.id for message in conversation.messages}
         best: tuple[str, ...] = ()
-        for prompt in self._known(scope, model, conversation):
+        for prompt in reversed(self._known(scope, model, conversation)):
             still = prompt.ids[: next((i for i, name in enumerate(prompt.ids) if name not in present), None)]
-            best = still if len(still) >= len(best) else best
+            if len(still) == len(prompt.ids):
+                return frozenset(still)
+            best = still if len(still) > len(best) else best
         return frozenset(best)
 
     def _known(self, scope: str, model: str, conversation: Conversation) -> tuple[SentPrompt, ...]:
