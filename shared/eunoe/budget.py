@@ -27,6 +27,7 @@ class BoundSource(StrEnum):
     USER = "user"
     TARGET = "target"
     COST = "cost"
+    COMPACT = "compact"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ FLAGS: Mapping[str, FlagSpec] = {
             "pair_coherence", Scope.TURN, "Weight an answer takes over.", "a number from 0 to 1", _factor(1)
         ),
         FlagSpec("only", Scope.TURN, "Send this question without any history."),
+        FlagSpec("compact", Scope.TURN, "Cut now: send half of what would be sent."),
+        FlagSpec("undo", Scope.TURN, "Take the last cut back: choose again from the whole history."),
         FlagSpec("help", Scope.TURN, "List these flags in the line above the answer."),
         FlagSpec("exclude", Scope.MESSAGE, "Send this message now, and never again with its answer."),
         FlagSpec("pin", Scope.MESSAGE, "Keep this message on all later turns."),

@@ -15,6 +15,8 @@ from .pricing import Price
 from .tokens import TokenCounter, message_tokens
 
 UNPRICED = "No price is known for this model, so its cost is not bounded."
+LIMITING_FLAGS = frozenset({"target", "context", "only", "compact"})  # those that !full overrules
+COMPACT_SHARE = 0.5  # of what would be sent
 REQUEST_OVERHEAD = 3  # what primes the reply in OpenAI's chat format
 
 
@@ -98,7 +100,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
     cleaned, found = read_flags(conversation)
     directives = request.directives.merged(found)
     if full := bool(directives.turn.get("full")):
-        rest = {n: v for n, v in directives.turn.items() if n not in {"target", "context", "only"}}
+        rest = {n: v for n, v in directives.turn.items() if n not in LIMITING_FLAGS}
         directives = replace(directives, turn=rest)
     marked = apply_marks(cleaned, directives.marks)
     counted = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) for m in marked.messages)
@@ -116,6 +118,10 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
     )
     unpriced = max_cost_of(budget) and request.price is None
     overhead = REQUEST_OVERHEAD + tools_tokens + request.unseen_tokens
+    if "compact" in directives.turn and request.call == 1:  # later calls build on what the first was sent
+        present = sum(message.token_count for message in kept)
+        fitting = present if bound.tokens is None else min(present, max(0, bound.tokens - overhead))
+        bound = bound.tightened(overhead + max(1, int(fitting * COMPACT_SHARE)), BoundSource.COMPACT)
     return Job(
         request,
         Conversation(counted),

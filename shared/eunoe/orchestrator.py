@@ -243,6 +243,7 @@ class ContextOrchestrator:
             keep=frozenset(draft.places),
             never=frozenset(draft.refused),
             sent=self.sent.sent_before(request.scope, request.model, job.conversation),
+            afresh="undo" in job.directives.turn,
         )
         return self.algorithm.select(Conversation(tuple(placed)), budget, constraints, job.counter)
 

@@ -42,13 +42,14 @@ class WeightingStrategy(Protocol):
 class ConstraintSet:
     """What an algorithm must respect: `keep` are ids that stay whatever they weigh, `never` may not be chosen.
 
-    `sent` are ids that the prompt before held; a provider may have them in its cache. The newest user
-    message is always sent, so `require_last_user` can only be true.
+    `sent` are ids that the prompt before held; a provider may have them in its cache. `afresh` asks to forget
+    them and to use the whole budget. The newest user message is always sent, so `require_last_user` can only be true.
     """
 
     keep: frozenset[str] = frozenset()
     never: frozenset[str] = frozenset()
     sent: frozenset[str] = frozenset()
+    afresh: bool = False
     require_last_user: bool = True
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .algorithms.greedy import forms_of, turn_weight
+from .algorithms.prefix import PREFIX_CACHE
 from .anchors import Layout
 from .bonds import Repair, Turn
 from .compress import LEAST_TOKENS, is_lean
@@ -108,7 +109,7 @@ def finish(
         algorithm=names[0],
         weighting=names[1],
         directives=job.directives,
-        notices=(*_notices(job, draft), *scoring.notices),
+        notices=(*_notices(job, draft, names[0]), *scoring.notices),
         insertion=draft.insertion,
     )
 
@@ -143,10 +144,12 @@ def _decision(message: Message, draft: Draft, fault: Repair | None, parts: Mappi
     return Decision(message, fate, reason, message.token_count, place.tokens, place.sent, weight, parts)
 
 
-def _notices(job: Job, draft: Draft) -> tuple[str, ...]:
+def _notices(job: Job, draft: Draft, algorithm: str) -> tuple[str, ...]:
     notices = [*job.directives.rejected, *job.notices]
     if "help" in job.directives.turn:
         notices.append(flags_help())
+    if "undo" in job.directives.turn and algorithm != PREFIX_CACHE:
+        notices.append("!undo: there is no cut to take back, each question gets a choice of its own.")
     if draft.room < 0:
         notices.append("The question and the instructions alone are over the limit.")
     if job.full_refused and job.must_choose:

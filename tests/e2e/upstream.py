@@ -203,6 +203,10 @@ class Upstream(Listener):
         if verb == "long":
             words = itertools.islice(itertools.cycle(PROSE.split()), int(arguments[0]))
             return {"role": "assistant", "content": " ".join(words)}
+        if "Write the notes that take its place" in text_of(call.messages[0]):
+            return {"role": "assistant", "content": notes_on(call.question)}
+        if "Reply with JSON alone, the letters" in text_of(call.messages[0]):
+            return {"role": "assistant", "content": json.dumps({"labels": labels_for(call.question)})}
         if "Summarize the conversation history" in call.question:
             return {"role": "assistant", "content": SUMMARY}
         if call.is_task:
@@ -218,6 +222,21 @@ def script_of(call: Call) -> tuple[str, list[str]]:
     # A task's prompt may end with what the user said, script and all.
     found = None if call.is_task else SCRIPT.search(call.question)
     return (found[1], found[2].split()) if found else ("", [])
+
+
+def notes_on(asked: str) -> str:
+    """Notes as a model writes them: the years and places of what is quoted, in a few short lines."""
+    if parts := re.findall(r"<part (\d+)> \(notes of at most (\d+) words\)\n(.*?)</part", asked, re.DOTALL):
+        return "\n".join(f"## {n}\n{notes_on(f'{part} and {most} words in all')}" for n, most, part in parts)
+    told = dict.fromkeys(re.findall(r"The (\w+) of the (\w+) (\w+ \w+) .*?in year (\d+)", asked))
+    words = int(re.findall(r"and (\d+) words in all", asked)[-1])
+    lines = [f"- {place}: {thing} {deed}, {year}" for thing, place, deed, year in told]
+    return "\n".join(lines[: max(1, words // 8)])
+
+
+def labels_for(asked: str) -> list[str]:
+    """K for lines that hold the word KEEPME, D for all others."""
+    return ["K" if "KEEPME" in line else "D" for line in re.findall(r"^\d+ .*$", asked, re.MULTILINE)]
 
 
 def completion(call: Call, reply: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_any_text_is_read_without_an_error_and_only_once(text):
 
 def test_every_flag_says_what_it_does():
     assert set(FLAGS) == {
-        "full", "target", "context", "nosum", "recent", "keep_tag", "tool_penalty", "pair_coherence",
+        "full", "target", "context", "compact", "undo", "nosum", "recent", "keep_tag", "tool_penalty", "pair_coherence",
         "pin", "weight", "tag", "only", "help", "exclude",
     }  # fmt: skip
     assert all(spec.effect.endswith(".") for spec in FLAGS.values())
@@ -212,6 +212,29 @@ def test_recent_keeps_the_newest_messages_before_heavier_ones():
 
 def test_recent_stays_within_the_bound():
     assert plan([*chat(), {"role": "user", "content": "!recent=500 Next?"}], budget=700).tokens_after <= 700
+
+
+def test_compact_sends_half_of_what_would_be_sent():
+    whole = plan([*chat(), {"role": "user", "content": "Next?"}])
+    half = plan([*chat(), {"role": "user", "content": "!compact Next?"}])
+    assert 0.4 * whole.tokens_after < half.tokens_after <= 0.5 * whole.tokens_after + 4
+    assert half.bound.source == "compact"
+    bounded = plan([*chat(), {"role": "user", "content": "!compact Next?"}], budget=700)
+    assert 280 < bounded.tokens_after <= 352
+
+
+def test_compact_cuts_once_in_a_turn_and_full_overrules_it():
+    first = plan([*chat(), {"role": "user", "content": "!compact Next?"}])
+    again = ContextOrchestrator().process(
+        Conversation.from_openai_messages(first.messages), Request(call=2, directives=first.directives)
+    )
+    assert asyncio.run(again).plan.messages == first.messages
+    assert not plan([*chat(), {"role": "user", "content": "!full,compact Next?"}], budget=0).is_trimmed
+
+
+def test_undo_says_where_there_is_nothing_to_take_back():
+    (notice,) = plan([*chat(), {"role": "user", "content": "!undo Next?"}], budget=700).notices
+    assert notice.startswith("!undo: there is no cut to take back")
 
 
 def test_keep_tag_brings_back_the_tagged_message():

@@ -97,6 +97,20 @@ def test_what_is_no_longer_there_does_not_count_as_sent():
     assert kept == frozenset({ids[0], ids[4], *ids[6:]})
 
 
+def test_undo_takes_the_cut_back_for_what_fits():
+    orchestrator = ContextOrchestrator(TokenBudget(1_500), algorithm=PrefixCacheOptimizedAlgorithm())
+    history = [message for i in range(30) for message in turn(i)]
+
+    def ask(text):
+        messages = [*history, {"role": "user", "content": text}]
+        return asyncio.run(orchestrator.process(Conversation.from_openai_messages(messages), Request())).plan
+
+    cut, undone = ask("What now?"), ask("!undo What now?")
+    assert cut.tokens_after < 1_200
+    assert 1_300 < undone.tokens_after <= 1_500
+    assert undone.notices == ()
+
+
 def test_without_a_bound_the_inner_algorithm_decides():
     conversation = Conversation.from_openai_messages(turn(0))
     algorithm = PrefixCacheOptimizedAlgorithm()

@@ -11,6 +11,8 @@ from ..ports import ConstraintSet, SelectionAlgorithm, SelectionResult
 from ..tokens import TokenCounter
 from .recency import RecencyBiasedAlgorithm
 
+PREFIX_CACHE = "prefix_cache_optimized"
+
 
 class PrefixCacheOptimizedAlgorithm:
     """Keeps what was sent last time and adds what is new; chooses afresh only when that does not fit any more.
@@ -38,7 +40,7 @@ class PrefixCacheOptimizedAlgorithm:
     ) -> SelectionResult:
         """Choose what `constraints.sent` names and all that follows it, else afresh."""
         limit = bound_of(budget).tokens
-        if limit is None:
+        if limit is None or constraints.afresh:
             return self._inner.select(conversation, budget, constraints, token_counter)
         if kept := _appended(conversation, constraints, limit):
             return SelectionResult(kept)
@@ -50,7 +52,7 @@ class PrefixCacheOptimizedAlgorithm:
 
     def name(self) -> str:
         """Name the algorithm."""
-        return "prefix_cache_optimized"
+        return PREFIX_CACHE
 
 
 def _appended(conversation: Conversation, constraints: ConstraintSet, limit: int) -> frozenset[str]:

@@ -1,0 +1,154 @@
+"""From settings to an orchestrator: each setting reaches what it names, and what is missing is said."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from eunoe.assembly import CACHE_FILE, HostModels, cache_for, data_file, orchestrator_for
+from eunoe.cache.memory import InMemoryCache
+from eunoe.cache.redis import RedisCache
+from eunoe.cache.sqlite import SqliteCache
+from eunoe.conversation import Conversation
+from eunoe.errors import BadSetting
+from eunoe.job import Request
+from eunoe.ports import ChatReply
+from eunoe.settings import Settings
+from eunoe.summarizers.conversation import ConversationSummarizer
+from eunoe.summarizers.segment import SegmentSummarizer
+from eunoe.summarizers.turn import TurnSummarizer
+
+from .scripted import ScriptedServer, chat_answer, embeddings
+
+CHAT = [
+    {"role": role, "content": f"{role} {i} " + "about the harbor and its boats " * 6}
+    for i in range(20)
+    for role in ("user", "assistant")
+]
+QUESTION = {"role": "user", "content": "How deep is it?"}
+
+
+class HostChat:
+    """A host's model that labels all messages alike."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def complete(self, messages, *, max_tokens, tools=()):
+        self.asked += 1
+        count = messages[-1]["content"].count("\n")
+        return ChatReply(json.dumps({"labels": ["M"] * count}))
+
+    def name(self):
+        return "host chat"
+
+
+class HostEmbedder:
+    """A host's embedder that tells texts apart by their length."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def embed(self, texts):
+        self.asked += 1
+        return [[len(text), 1.0] for text in texts]
+
+    def name(self):
+        return "host embedder"
+
+
+def process(orchestrator, messages=(*CHAT, QUESTION)):
+    return asyncio.run(orchestrator.process(Conversation.from_openai_messages(messages), Request())).plan
+
+
+@pytest.mark.parametrize("weighting", ["embedding", "hybrid"])
+def test_embeddings_come_from_the_host_or_from_an_address(weighting):
+    embedder = HostEmbedder()
+    settings = Settings(max_tokens=500, weighting=weighting)
+    plan = process(orchestrator_for(settings, models=HostModels(embedder=embedder)))
+    assert (plan.weighting, plan.notices) == (weighting, ())
+    assert embedder.asked
+    with ScriptedServer(embeddings) as server:
+        given = settings.model_copy(
+            update={"embedding_api_base": server.url, "embedding_api_key": "k", "embedding_model": "e"}
+        )
+        asked = embedder.asked
+        process(orchestrator_for(given, models=HostModels(embedder=embedder)))
+        assert embedder.asked == asked
+        assert {(a.path, a.headers["Authorization"], a.body["model"]) for a in server.asked} == {
+            ("/v1/embeddings", "Bearer k", "e")
+        }
+
+
+def test_labels_come_from_the_host_or_from_an_address():
+    chat = HostChat()
+    settings = Settings(max_tokens=500, llm_analysis=True, llm_analysis_weight=0.25)
+    plan = process(orchestrator_for(settings, models=HostModels(chat=chat)))
+    assert plan.weighting == "composite(smart 0.75, llm_analyzer 0.25)"
+    assert chat.asked
+    [scores] = {tuple(d.scores) for d in plan.decisions}
+    assert scores == ("smart", "llm_analyzer")
+    for decision in plan.decisions:
+        mixed = 0.75 * decision.scores["smart"] + 0.25 * decision.scores["llm_analyzer"]
+        assert decision.parts["relevance"] == pytest.approx(mixed)
+    with ScriptedServer(chat_answer('{"labels": []}')) as server:
+        given = settings.model_copy(
+            update={
+                "summary_api_base": server.url,
+                "summary_api_key": "s",
+                "summary_model": "m",
+                "summary_extra_body": '{"seed": 7}',
+            }
+        )
+        asked = chat.asked
+        process(orchestrator_for(given, models=HostModels(chat=chat)))
+        assert chat.asked == asked
+        assert {(a.headers["Authorization"], a.body["model"], a.body["seed"]) for a in server.asked} == {
+            ("Bearer s", "m", 7)
+        }
+
+
+@pytest.mark.parametrize(
+    ("level", "kind"),
+    [("conversation", ConversationSummarizer), ("segment", SegmentSummarizer), ("turn", TurnSummarizer)],
+)
+def test_summaries_are_made_as_the_settings_say(level, kind):
+    models = HostModels(chat=HostChat())
+    settings = Settings(summary_model="m", summary_level=level)
+    assert isinstance(orchestrator_for(settings, models=models).summaries, kind)
+    assert orchestrator_for(Settings(summary_level=level), models=models).summaries is None
+    off = settings.model_copy(update={"nosum_by_default": True})
+    assert orchestrator_for(off, models=models).summaries is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"weighting": "embedding"}, "weighting"),
+        ({"weighting": "hybrid"}, "weighting"),
+        ({"llm_analysis": True}, "llm_analysis"),
+        ({"summary_model": "m"}, "summary_model"),
+        ({"cache_backend": "sqlite"}, "store_path"),
+        ({"cache_backend": "redis", "redis_url": "nonsense"}, "redis_url"),
+    ],
+)
+def test_what_is_missing_is_named(settings, field):
+    with pytest.raises(BadSetting) as caught:
+        orchestrator_for(Settings(**settings))
+    assert caught.value.field == field
+    assert caught.value.fix
+
+
+def test_the_cache_is_the_one_of_the_settings(tmp_path):
+    assert isinstance(cache_for(Settings(), None), InMemoryCache)
+    assert isinstance(cache_for(Settings(cache_backend="redis"), None), RedisCache)
+    cache = cache_for(Settings(cache_backend="sqlite"), tmp_path)
+    assert isinstance(cache, SqliteCache)
+    asyncio.run(cache.set("key", "text"))
+    assert (tmp_path / CACHE_FILE).exists()
+
+
+def test_files_lie_beside_the_store_or_in_the_hosts_folder():
+    assert data_file(Settings(store_path="/data/eunoe.sqlite3"), Path("/host"), "x") == Path("/data/x")
+    assert data_file(Settings(), Path("/host"), "x") == Path("/host/x")
