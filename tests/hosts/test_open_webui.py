@@ -6,15 +6,10 @@ import inspect
 import json
 import logging
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import eunoe_hosts.open_webui
-from tests.bundle.loader import load_module
-
-ROOT = Path(__file__).resolve().parents[2]
 LARK = "The code word is LARK."
 
 
@@ -27,14 +22,6 @@ class ListSink:
 
     def bodies(self, kind):
         return [e.data for e in self.events if e.event == kind]
-
-
-@pytest.fixture(params=["package", "bundle"])
-def host(request):
-    """The module that holds `Filter`."""
-    if request.param == "package":
-        return eunoe_hosts.open_webui
-    return load_module((ROOT / "filter" / "eunoe_filter.py").read_text(encoding="utf-8"))
 
 
 class Turn:
