@@ -63,6 +63,8 @@ class Settlement:
 class ContextOrchestrator:
     """Decides what the model will see. One may serve many chats at once.
 
+    `summaries` may be given as `turn_summarizer` too, of whatever kind they are.
+
     What it remembers of chats is found by content and safe to lose: the prompts it sent last, for what a
     provider has in its cache, and what strategies and summaries keep in their caches.
     """
@@ -75,6 +77,7 @@ class ContextOrchestrator:
         weighting: WeightingStrategy | None = None,
         constraints: ConstraintSet | None = None,
         summaries: SummaryBook | None = None,
+        turn_summarizer: SummaryBook | None = None,
         model_budgets: Mapping[str, int] | None = None,
         sink: Sink | None = None,
         capture: Capture = Capture.PREVIEW,
@@ -86,7 +89,7 @@ class ContextOrchestrator:
         self.algorithm = algorithm or RecencyBiasedAlgorithm()
         self.weighting = weighting or SmartWeightingStrategy()
         self.constraints = constraints or ConstraintSet()
-        self.summaries = summaries
+        self.summaries = summaries or turn_summarizer
         self.model_budgets = model_budgets or {}
         self.sink = sink or NoSink()
         self.capture, self.log_level = capture, log_level

@@ -152,3 +152,41 @@ def test_the_cache_is_the_one_of_the_settings(tmp_path):
 def test_files_lie_beside_the_store_or_in_the_hosts_folder():
     assert data_file(Settings(store_path="/data/eunoe.sqlite3"), Path("/host"), "x") == Path("/data/x")
     assert data_file(Settings(), Path("/host"), "x") == Path("/host/x")
+
+
+def test_all_parts_go_together_as_users_of_the_field_write_it(caplog):
+    """A cache that is down and models that answer nonsense cost features, not the plan."""
+    from eunoe import ContextOrchestrator, Conversation, TokenBudget  # noqa: PLC0415  it is the example
+    from eunoe.algorithms import DependencyAwareAlgorithm, RecencyBiasedAlgorithm  # noqa: PLC0415
+    from eunoe.cache import RedisCache  # noqa: PLC0415
+    from eunoe.ports import ConstraintSet  # noqa: PLC0415
+    from eunoe.summarizers import LLMSummarizer, TurnSummarizer  # noqa: PLC0415
+    from eunoe.weighting import CompositeWeightStrategy, SmartWeightingStrategy  # noqa: PLC0415
+    from eunoe.weighting.embedding import EmbeddingSimilarityStrategy  # noqa: PLC0415
+
+    with ScriptedServer(embeddings) as server:
+        cache = RedisCache.from_url("redis://127.0.0.1:1/0")
+        weighting = CompositeWeightStrategy([
+            (EmbeddingSimilarityStrategy(api_base=server.url, api_key="k", model="e", cache=cache), 0.7),
+            (SmartWeightingStrategy(), 0.3),
+        ])  # fmt: skip
+        backend = LLMSummarizer(api_base=server.url, api_key="k", model="m", attempts=1)
+        orchestrator = ContextOrchestrator(
+            budget=TokenBudget(max_tokens=1_200),
+            algorithm=DependencyAwareAlgorithm(inner=RecencyBiasedAlgorithm(recency_factor=2.0)),
+            weighting=weighting,
+            turn_summarizer=TurnSummarizer(backend=backend, cache=cache),
+            constraints=ConstraintSet(require_last_user=True),
+        )
+
+        async def turn():
+            request = Request(model="m")
+            result = await orchestrator.process(Conversation.from_openai_messages([*CHAT, QUESTION]), request)
+            return result, await orchestrator.write_summaries(request, result.recap)
+
+        result, report = asyncio.run(turn())
+    assert result.plan.weighting == "composite(embedding 0.7, smart 0.3)"
+    assert 900 < result.token_count <= 1_200
+    assert report.made == 0
+    assert "m" in report.problem
+    assert "harbor" not in caplog.text

@@ -4,6 +4,7 @@ from .composite import CompositeWeightStrategy
 from .embedding import EmbeddingSimilarityStrategy
 from .hybrid import HybridWeightingStrategy
 from .keyword import KeywordRelevanceStrategy
+from .llm_analyzer import LLMContextAnalyzer
 from .smart import SmartWeightingStrategy
 from .static import StaticWeightStrategy
 
@@ -12,6 +13,7 @@ __all__ = [
     "EmbeddingSimilarityStrategy",
     "HybridWeightingStrategy",
     "KeywordRelevanceStrategy",
+    "LLMContextAnalyzer",
     "SmartWeightingStrategy",
     "StaticWeightStrategy",
 ]
