@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from eunoe.job import Request
-from eunoe.observability import report_failure
+from eunoe.observability import ProblemLog, report_failure
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.recap import Recap
 from eunoe.usage import Usage, read_usage
+
+# Summaries that are being written at once; those that find no place are written after a later call.
+_WRITERS = threading.BoundedSemaphore(4)
 
 
 @dataclass(slots=True)
@@ -24,6 +27,7 @@ class Call:
     orchestrator: ContextOrchestrator
     request: Request
     messages: list[Any]
+    problems: ProblemLog
     asked: dict[str, Any]  # what we add to the call so that a stream reports usage; empty if nothing
     recap: Recap | None = None
     elapsed_ms: float = 0.0
@@ -89,17 +93,22 @@ class Call:
     def write_summaries(self) -> None:
         """Have the summaries written that the next calls will need; nobody waits for it."""
         recap, self.recap = self.recap, None
-        if recap is not None:
-            with contextlib.suppress(RuntimeError):  # the program is about to end, or has no thread left
-                threading.Thread(
-                    target=self._write, args=(recap,), name="eunoe-summaries", daemon=True
-                ).start()
+        if recap is None or sys.is_finalizing() or not _WRITERS.acquire(blocking=False):
+            return  # a thread that starts while the program ends never begins
+        writer = threading.Thread(target=self._write, args=(recap,), name="eunoe-summaries", daemon=True)
+        try:
+            writer.start()
+        except RuntimeError:  # no thread can be had
+            _WRITERS.release()
 
     def _write(self, recap: Recap) -> None:
         try:
-            asyncio.run(self.orchestrator.write_summaries(self.request, recap))
+            report = asyncio.run(self.orchestrator.write_summaries(self.request, recap))
+            self.problems.tell("summaries", report.problem)
         except Exception as error:  # noqa: BLE001  see Middleware
             report_failure(error, "summaries", self.request, self.orchestrator.sink)
+        finally:
+            _WRITERS.release()
 
 
 class WatchedStream:

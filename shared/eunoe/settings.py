@@ -64,8 +64,8 @@ class Settings(BaseModel):
             title="How messages are chosen",
             description="When a chat is over the limit: `recency_biased` prefers what fits the question and is "
             "recent, `greedy_by_weight` looks at the question alone, `dependency_aware` is the first with all that "
-            "a chosen message belongs to, `prefix_cache_optimized` keeps what was sent last time at its beginning, "
-            "which the provider has in its cache, and fills up by weight.",
+            "a chosen message belongs to, `prefix_cache_optimized` sends what it sent last time and adds what is "
+            "new, which providers bill at the cached price, and chooses afresh only when that no longer fits.",
         )
     )
     recency_factor: float = Field(
@@ -118,8 +118,9 @@ class Settings(BaseModel):
     llm_analysis: bool = Field(
         False,
         title="Let a model label messages",
-        description="Before a chat over the limit is cut, the summary model says of each message how much the "
-        "question needs it. This adds a model call to every such turn, and its time; labels are kept.",
+        description="Before a chat over the limit is cut, the summary model (the task model if none is named) says "
+        "of each message how much the question needs it. This adds a model call to every such turn, and its "
+        "time; labels are kept.",
     )
     llm_analysis_weight: float = Field(
         0.6,
@@ -130,7 +131,7 @@ class Settings(BaseModel):
     )
     use_entry_logic: bool = Field(
         False,
-        title="Show the labelling model topics first",
+        title="Show the labeling model topics first",
         description="For very long chats: the model sees a list of topics and opens those it wants to label "
         "message by message. It needs a model that can call tools.",
     )
@@ -138,8 +139,8 @@ class Settings(BaseModel):
         "",
         title="Model for summaries and labels",
         description="Empty makes no summaries. With an empty address below it is a model of this Open WebUI by "
-        "its id, or `auto` for the task model; it is called with the rights of the person who chats. Otherwise "
-        "its name at that address.",
+        "its id, or `auto` for the task model, called on behalf of the person who chats. Otherwise its name at "
+        "that address. Summaries are written after the answer and stand in for what no longer fits.",
     )
     summary_api_base: str = Field(
         "",
