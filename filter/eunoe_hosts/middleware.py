@@ -17,14 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from eunoe.assembly import PRICES_FILE, data_file
 from eunoe.conversation import Conversation, RawMessage
 from eunoe.errors import BadSetting
 from eunoe.job import Request
 from eunoe.observability import ProblemLog, report_failure
-from eunoe.openrouter import PriceList
 from eunoe.orchestrator import ContextOrchestrator
-from eunoe.pricing import Price, find_price, read_aliases, read_price_file
+from eunoe.prices import PriceSources
+from eunoe.pricing import Price
 from eunoe.settings import Settings
 from eunoe.tokens import counter_for
 
@@ -64,7 +63,7 @@ class Middleware:
         self.settings = settings or Settings()
         self._model, self._user, self._chat_id = model, user, chat_id
         self._ask_usage = ask_usage
-        self._price_list = _price_list_of(self.settings)
+        self._prices = PriceSources(self.settings)
         self._problems = ProblemLog()
 
     async def __call__(
@@ -177,16 +176,12 @@ class Middleware:
 
     def _price_of(self, model: str) -> Price | None:
         """Find a model's price; a price file with a fault costs the price and one line in the log."""
-        settings = self.settings
         try:
-            aliases, path = read_aliases(settings.model_aliases), settings.pricing_config_path.strip()
-            price = find_price(read_price_file(path), model, aliases) if path else None
-            self._problems.tell("prices", "")
+            price = self._prices.price_of([model])
         except BadSetting as error:
             self._problems.tell("prices", str(error))
             return None
-        if price is None and self._price_list is not None:
-            price = find_price(self._price_list.prices(), model, aliases)
+        self._problems.tell("prices", "")
         return price
 
 
@@ -298,9 +293,3 @@ def _format_tokens(wanted: Any, model: str) -> int:
 def _reply_tokens(options: Options) -> int | None:
     wanted = (options.get("max_completion_tokens"), options.get("max_tokens"))
     return next((n for n in wanted if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
-
-
-def _price_list_of(settings: Settings) -> PriceList | None:
-    if not settings.openrouter_pricing:
-        return None
-    return PriceList(data_file(settings, None, PRICES_FILE), settings.pricing_cache_ttl_hours)

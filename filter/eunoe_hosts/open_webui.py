@@ -19,17 +19,17 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from eunoe.assembly import PRICES_FILE, HostModels, data_file, orchestrator_for
+from eunoe.assembly import HostModels, orchestrator_for
 from eunoe.conversation import Conversation
 from eunoe.errors import BadSetting, EunoeError
 from eunoe.events import EventKind, FailedBody, new_event
 from eunoe.flags import read_flags
 from eunoe.job import Request
 from eunoe.listing import listed_price, nested_entries
-from eunoe.openrouter import PriceList
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.ports import NoSink, Sink
-from eunoe.pricing import Price, find_price, read_aliases, read_price_file
+from eunoe.prices import PriceSources
+from eunoe.pricing import Price
 from eunoe.recap import Recap
 from eunoe.settings import Settings, read_extra_body
 from eunoe.sink import HttpSink
@@ -90,7 +90,7 @@ class Filter:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
         self._engine: tuple[str, ContextOrchestrator] | None = None  # made anew when a valve changes
-        self._price_list: tuple[tuple[Path, float], PriceList] | None = None
+        self._prices: tuple[str, PriceSources] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._told: dict[str, str] = {}  # what was last said of each kind of trouble, so that it is said once
 
@@ -300,28 +300,18 @@ class Filter:
         return price
 
     def _found_price(self, hook: Hook, model: str) -> Price | None:
-        """Find the price of the chat's model, or of another one: in the file, the host's list, OpenRouter's."""
-        aliases = read_aliases(hook.valves.model_aliases)
         wanted = model or str(hook.body.get("model") or "")
         entry = hook.listed(model) if model else hook.model or hook.metadata.get("model")
         entries = list(model_entries(entry, hook.request))
         names = [wanted, *(str(entry.get("id") or "") for entry in entries)]
-        if path := hook.valves.pricing_config_path.strip():
-            prices = read_price_file(path)
-            if price := next(filter(None, (find_price(prices, name, aliases) for name in names)), None):
-                return price
-        if price := next(filter(None, map(listed_price, nested_entries(entries))), None):
-            return price
-        if not hook.valves.openrouter_pricing:
-            return None
-        fetched = self._prices_for(hook.valves).prices()
-        return next(filter(None, (find_price(fetched, name, aliases) for name in names)), None)
+        listed = next(filter(None, map(listed_price, nested_entries(entries))), None)
+        return self._sources_for(hook.valves).price_of(names, listed)
 
-    def _prices_for(self, valves: Settings) -> PriceList:
-        key = (data_file(valves, own_folder(), PRICES_FILE), valves.pricing_cache_ttl_hours)
-        if self._price_list is None or self._price_list[0] != key:
-            self._price_list = (key, PriceList(*key))
-        return self._price_list[1]
+    def _sources_for(self, valves: Settings) -> PriceSources:
+        key = valves.model_dump_json()
+        if self._prices is None or self._prices[0] != key:
+            self._prices = (key, PriceSources(valves, own_folder()))
+        return self._prices[1]
 
     async def _engine_for(self, hook: Hook) -> ContextOrchestrator:
         """Give the orchestrator for the present valves; what it remembers lasts as long as they do."""
