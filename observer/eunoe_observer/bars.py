@@ -51,9 +51,11 @@ def _token_bar(run: Mapping[str, Any], column: str, word: str, scale: int) -> Ba
         return Bar("No plan reported", [])
     amounts = [("fixed", "system and tools", run["tokens_fixed"] or 0)]
     amounts += [(kind_of(fate), fate, tokens[column]) for fate, tokens in by_fate(run["fates"])]
-    # Summaries, the note at the cut and what each message costs in itself belong to no single message.
+    if column == "tokens_after":
+        amounts.append(("summarized", "summaries", run["tokens_inserted"] or 0))
+    # Notes and what each message costs in itself belong to no single message.
     rest = run[column] - sum(tokens for _, _, tokens in amounts)
-    amounts.append(("rest", "summaries, notes and overhead", rest))
+    amounts.append(("rest", "notes and overhead", rest))
     amounts = [each for each in amounts if each[2] > 0]
     scale = max(scale, sum(tokens for _, _, tokens in amounts))
     pieces, start = [], 0
@@ -89,19 +91,28 @@ def weight_scale(decisions: Iterable[Mapping[str, Any]]) -> float:
     return max([1.0, *(float(each["weight"]) for each in decisions)])
 
 
+def figure(value: float) -> str:
+    """Write a factor: two decimals, or two digits of what is smaller than they show."""
+    return f"{value:.2f}" if value >= 0.095 or value == 0 else f"{value:.2g}"
+
+
 def weight_bar(decision: Mapping[str, Any], scale: float) -> Bar:
     """Draw a weight as long as it is, divided in proportion to its factors."""
     parts = decision["parts"]
     length = max(decision["weight"], 0.0) / scale
     total = sum(abs(value) for value in parts.values())
-    named = " × ".join(f"{name} {value:.2f}" for name, value in parts.items())
-    title = f"{named} = {decision['weight']:.2f}" if named else f"weight {decision['weight']:.2f}"
+    named = " × ".join(f"{name} {figure(value)}" for name, value in parts.items())
+    title = f"{named} = {figure(decision['weight'])}" if named else f"weight {figure(decision['weight'])}"
+    if scores := decision["scores"]:
+        title += f" (relevance of {', '.join(f'{name} {figure(value)}' for name, value in scores.items())})"
     if not total:
         return Bar(title, [Piece("p0", title, "0%", _percent(length, 1))])
     pieces, start = [], 0.0
     for index, (name, value) in enumerate(parts.items()):
         share = length * abs(value) / total
-        pieces.append(Piece(f"p{index % 4}", f"{name} {value:.2f}", _percent(start, 1), _percent(share, 1)))
+        pieces.append(
+            Piece(f"p{index % 4}", f"{name} {figure(value)}", _percent(start, 1), _percent(share, 1))
+        )
         start += share
     return Bar(title, pieces)
 

@@ -102,8 +102,8 @@ async def _migrate(path: Path) -> None:
         await engine.dispose()
 
 
-def upgrade(connection: Connection, path: Path) -> None:
-    """Bring the schema behind `connection` to the newest revision, all of it or nothing."""
+def upgrade(connection: Connection, path: Path, revision: str = "head") -> None:
+    """Bring the schema behind `connection` to the newest revision or the one named, all of it or nothing."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
@@ -111,7 +111,7 @@ def upgrade(connection: Connection, path: Path) -> None:
     present = MigrationContext.configure(connection).get_current_revision()
     if present is not None and present not in known:
         raise DatabaseNewer(path, present)
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
 
 
 def _engine(path: Path, pragmas: tuple[str, ...], begin: str, mode: str = "rw", **pool: Any) -> AsyncEngine:

@@ -17,6 +17,7 @@ from eunoe.events import (
     FailedBody,
     OutletBody,
     PlanBody,
+    Purpose,
     RunEvent,
     StartBody,
     UsageBody,
@@ -63,7 +64,7 @@ def rows_of(run_id: str, events: Sequence[Stored]) -> Rows | None:
     if not told:
         return None
     plans = _by_call(told, PlanBody)
-    usages = _by_call(told, UsageBody)
+    usages = _by_call([each for each in told if not _is_of_helper(each)], UsageBody)
     decisions = _decisions(run_id, plans)
     calls = [
         _call(run_id, number, plans.get(number), usages.get(number)) for number in sorted({*plans, *usages})
@@ -79,6 +80,7 @@ def rows_of(run_id: str, events: Sequence[Stored]) -> Rows | None:
         **_settings(told, plans),
         **_tokens(plans, decisions),
         **_outcome(told, calls),
+        "helpers": _helpers(told),
     }
     return Rows(run, decisions, calls)
 
@@ -91,6 +93,28 @@ def _told(stored: Stored) -> Told:
 def _by_call(told: Iterable[Told], kind: type[PlanBody] | type[UsageBody]) -> dict[int, Told]:
     """Sort the reports about model calls by call; the newest one about a call holds."""
     return {each.body.call: each for each in told if isinstance(each.body, kind)}
+
+
+def _is_of_helper(told: Told) -> bool:
+    return isinstance(told.body, UsageBody) and told.body.purpose is not Purpose.ANSWER
+
+
+def _helpers(told: Iterable[Told]) -> list[Row]:
+    """Add up what models that helped took, by purpose: each report is a call of its own."""
+    helpers = []
+    for purpose in (Purpose.LABELS, Purpose.SUMMARY):
+        usages = [
+            each.body for each in told if isinstance(each.body, UsageBody) and each.body.purpose is purpose
+        ]
+        if usages:
+            helpers.append(
+                {
+                    "purpose": purpose.value,
+                    "calls": len(usages),
+                    **{name: _total(getattr(usage, name) for usage in usages) for name in HELPED},
+                }
+            )
+    return helpers
 
 
 def _newest(told: Sequence[Told], kind: type[EventBody]) -> Any:
@@ -162,7 +186,7 @@ def _decision(run_id: str, position: int, number: int, decision: Any) -> Row:
         "preview": preview,
         **decision.model_dump(
             include={
-                *("key", "role", "fate", "reason", "why", "weight", "parts"),
+                *("key", "role", "fate", "reason", "why", "weight", "parts", "scores"),
                 *("tokens_before", "tokens_after", "pinned", "content", "tool_calls"),
             }
         ),
@@ -171,8 +195,10 @@ def _decision(run_id: str, position: int, number: int, decision: Any) -> Row:
 
 PLANNED = (
     *("algorithm", "weighting", "limit_source", "context_window", "reply_reserve", "counter", "over_limit"),
-    *("tokens_before", "tokens_after", "tokens_fixed", "tokens_tools", "estimated_cost_usd"),
+    *("tokens_before", "tokens_after", "tokens_fixed", "tokens_tools", "tokens_inserted", "tokens_cached"),
+    "estimated_cost_usd",
 )
+HELPED = ("prompt_tokens", "completion_tokens", "cost_usd")
 REPORTED = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_write_tokens", "cost_usd")
 
 
@@ -204,6 +230,7 @@ def _tokens(plans: Mapping[int, Told], decisions: Sequence[Row]) -> Row:
             "tokens_after": None,
             "tokens_fixed": None,
             "tokens_tools": None,
+            "tokens_inserted": None,
         }
     first: Any = plans[min(plans)].body
     last: Any = plans[max(plans)].body
@@ -215,6 +242,7 @@ def _tokens(plans: Mapping[int, Told], decisions: Sequence[Row]) -> Row:
         "tokens_after": last.tokens_after,
         "tokens_fixed": last.tokens_fixed,
         "tokens_tools": last.tokens_tools,
+        "tokens_inserted": last.tokens_inserted,
     }
 
 

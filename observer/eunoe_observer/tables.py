@@ -79,7 +79,11 @@ run = Table(
     Column("tokens_after", BigInteger),
     Column("tokens_fixed", BigInteger),
     Column("tokens_tools", BigInteger),
+    Column("tokens_inserted", BigInteger),  # null: a filter that did not tell
     Column("fates", JSON, nullable=False),
+    Column(
+        "helpers", JSON
+    ),  # what models that helped took, by purpose; null: folded before they were told apart
     Column("prompt_tokens", BigInteger),
     Column("billed_prompt_tokens", BigInteger),
     Column("completion_tokens", BigInteger),
@@ -106,6 +110,7 @@ decision = Table(
     Column("why", Text, nullable=False),
     Column("weight", Float, nullable=False),
     Column("parts", JSON, nullable=False),
+    Column("scores", JSON),
     Column("tokens_before", BigInteger, nullable=False),
     Column("tokens_after", BigInteger, nullable=False),
     Column("pinned", Boolean, nullable=False),
@@ -130,6 +135,8 @@ call = Table(
     Column("tokens_after", BigInteger),
     Column("tokens_fixed", BigInteger),
     Column("tokens_tools", BigInteger),
+    Column("tokens_inserted", BigInteger),
+    Column("tokens_cached", BigInteger),  # an estimate made before the call; `cached_tokens` is the report
     Column("counter", Text),
     Column("over_limit", Boolean),
     Column("estimated_cost_usd", Float),

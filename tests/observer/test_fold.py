@@ -129,6 +129,8 @@ def test_the_run_sums_up_its_calls():
         "cost_source": None,
         "filter_ms": 6.0,
         "over_limit": True,
+        "helpers": [],
+        "tokens_inserted": 0,
         "failures": 1,
         "finished": True,
     }
@@ -218,3 +220,44 @@ async def test_a_run_id_used_for_everything_stays_affordable(client, monkeypatch
         assert answer.json()["accepted"] == 2
     run = (await client.get("/runs/run-1.json")).json()["run"]
     assert run["events"] == 5
+
+
+def helped(purpose: str = "summary", **figures) -> dict:
+    return usage(**{"purpose": purpose, "cached_tokens": None, **figures})
+
+
+def test_a_helping_models_usage_is_not_the_answers():
+    rows = fold([
+        event(usage(prompt_tokens=900, completion_tokens=50, cost_usd=0.002)),
+        event(outlet(prompt_tokens=900, cost_usd=0.002)),
+        event(helped(prompt_tokens=4_000, completion_tokens=200, cost_usd=0.01), at="2026-11-30T12:09:00Z"),
+        event(helped(prompt_tokens=1_000, completion_tokens=100, cost_usd=0.005), at="2026-11-30T12:09:01Z"),
+        event(helped("labels", prompt_tokens=300, completion_tokens=9, cost_usd=None), at="2026-11-30T11:00:00Z"),
+    ])  # fmt: skip
+    (call,) = rows.calls
+    assert (call["prompt_tokens"], call["cost_usd"]) == (900, 0.002)
+    assert (rows.run["prompt_tokens"], rows.run["cost_usd"]) == (900, 0.002)
+    labels, summary = rows.run["helpers"]
+    assert labels == {
+        "purpose": "labels", "calls": 1, "prompt_tokens": 300, "completion_tokens": 9, "cost_usd": None,
+    }  # fmt: skip
+    assert (summary["calls"], summary["prompt_tokens"], summary["completion_tokens"]) == (2, 5_000, 300)
+    assert summary["cost_usd"] == pytest.approx(0.015)
+
+
+def test_a_part_of_what_helpers_cost_is_not_their_cost():
+    rows = fold([event(helped(cost_usd=0.01)), event(helped(cost_usd=None, prompt_tokens=None))])
+    (summary,) = rows.run["helpers"]
+    assert (summary["calls"], summary["cost_usd"], summary["prompt_tokens"]) == (2, None, None)
+    assert fold([event(usage())]).run["helpers"] == []
+
+
+def test_summaries_and_scores_reach_the_rows():
+    scores = {"smart": 0.2, "llm_analyzer": 0.9}
+    told = decided(
+        "old", 0, fate="summarized", reason="in_summary", tokens_before=800, tokens_after=0, scores=scores
+    )
+    rows = fold([event(plan(told, tokens_inserted=120, tokens_cached=640))])
+    assert (rows.run["tokens_inserted"], rows.calls[0]["tokens_inserted"]) == (120, 120)
+    assert rows.calls[0]["tokens_cached"] == 640
+    assert rows.decisions[0]["scores"] == scores

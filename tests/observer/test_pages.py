@@ -356,6 +356,7 @@ def test_a_bar_never_leaves_its_frame():
         "tokens_before": 9000,
         "tokens_after": 3000,
         "tokens_fixed": -5,
+        "tokens_inserted": None,
         "fates": {
             "kept": {"messages": 1, "tokens_before": 1, "tokens_after": 5000},
             "new": {"messages": 1, "tokens_before": 1, "tokens_after": -3},
@@ -364,3 +365,43 @@ def test_a_bar_never_leaves_its_frame():
     bar = bars.sent_bar(run)
     assert [(piece.kind, piece.length) for piece in bar.pieces] == [("kept", "100.00%")]
     assert bar.tick == "20.00%"
+
+
+async def test_what_helping_models_took_stands_beside_the_run(client):
+    extra = {"prompt_tokens": 4_000, "completion_tokens": 210, "cached_tokens": None}
+    await post(
+        client,
+        *whole_run(),
+        event(usage(purpose="summary", cost_usd=0.0012, **extra)),
+        event(usage(purpose="labels", cost_usd=None, **extra)),
+    )
+    seen = words((await client.get("/runs/run-1")).text)
+    assert "summaries $0.0012 1 call of a helping model, 4,000 + 210 tokens" in seen
+    assert "labels no price 1 call of a helping model, 4,000 + 210 tokens" in seen
+    assert "helping models come on top" in seen
+    run = (await client.get("/runs/run-1.json")).json()["run"]
+    assert [helper["purpose"] for helper in run["helpers"]] == ["labels", "summary"]
+    assert run["prompt_tokens"] != 4_000
+
+
+async def test_a_summary_is_a_piece_of_what_was_sent(client):
+    old = decided("old", 0, fate="summarized", reason="in_summary", why="A summary stands for it.",
+                  tokens_before=800, tokens_after=0, scores={"smart": 0.25, "llm_analyzer": 0.75})  # fmt: skip
+    new = decided("new", 1, tokens_before=300, tokens_after=300)
+    await post(
+        client,
+        event(plan(old, new, tokens_before=1_400, tokens_after=720, tokens_inserted=120, tokens_cached=640)),
+        event(usage(cached_tokens=512)),
+    )
+    page = (await client.get("/runs/run-1")).text
+    assert "summaries: 120 tokens" in page
+    assert "A summary stands for it." in words(page)
+    assert "their summary: 120 tokens" in words(page)
+    assert "512 of 640 expected" in words(page)
+    assert "relevance of smart 0.25, llm_analyzer 0.75" in page
+
+
+@pytest.mark.parametrize(("source", "advice"), [("cost", "max_cost_usd"), ("compact", "!compact")])
+async def test_over_budget_names_what_to_do_about_it(client, source, advice):
+    await post(client, event(plan(over_limit=True, limit_source=source)))
+    assert advice in words((await client.get("/runs/run-1")).text)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from eunoe_observer import tables
-from eunoe_observer.database import open_database
+from eunoe_observer.database import open_database, upgrade
 
 from .conftest import event, outlet, start, whole_run
 
@@ -97,3 +97,21 @@ def test_a_restart_keeps_everything(serve):
 
     runs = httpx.get(f"{again.address}/runs.json").json()["runs"]
     assert [each["run_id"] for each in runs] == ["run-2", "run-1"]
+
+
+async def test_a_database_of_an_earlier_version_keeps_its_runs(tmp_path: Path):
+    """The first version knew neither helpers nor summaries; its runs are shown as they were."""
+    path = tmp_path / "observer.sqlite3"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        upgrade(connection, path, "0001")
+        connection.execute(
+            text(
+                "insert into run (run_id, first_seq, last_seq, events, started_at, last_at, host, model, calls, fates,"
+                " over_limit, failures, finished) values ('old', 1, 1, 1, 1.0, 1.0, '', '', 0, '{}', 0, 0, 1)"
+            )
+        )
+    engine.dispose()
+    async with open_database(path) as database, database.reader.connect() as connection:
+        (run,) = (await connection.execute(text("select run_id, helpers, tokens_inserted from run"))).all()
+        assert tuple(run) == ("old", None, None)
