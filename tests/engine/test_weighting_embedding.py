@@ -17,7 +17,7 @@ from eunoe.weighting.embedding import EmbeddingSimilarityStrategy, nearness_of
 from eunoe.weighting.hybrid import HybridWeightingStrategy
 from eunoe.weighting.keyword import FLOOR
 from eunoe.weighting.similarity import pieces_of
-from eunoe.weighting.smart import SmartWeightingStrategy
+from eunoe.weighting.smart import LEAST, SHARPNESS, SmartWeightingStrategy
 from eunoe.weighting.static import StaticWeightStrategy
 from eunoe.weighting.vectors import (
     VectorMemory,
@@ -315,7 +315,7 @@ def test_what_has_no_vector_yet_is_weighed_by_its_words():
             user("that was a ship of the line, they say"), answer("Yes."), user("a ship that sank")]  # fmt: skip
     hybrid = HybridWeightingStrategy(embedder=Meanings(), most=3, pair_coherence=0)
     words = scores(SmartWeightingStrategy(pair_coherence=0), chat)
-    assert 0.1 < words[14] < 0.9
+    assert LEAST < words[14] < 0.5
     assert scores(hybrid, chat)[14] == pytest.approx(words[14])
 
 
@@ -473,7 +473,7 @@ def test_hybrid_adds_up_words_and_meaning():
     words = relevance([features_of(m.digest, m.text) for m in others], CHAT[-1]["content"])
     meaning = scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0))[:-1]
     fused = [a + 0.7 * b for a, b in zip(words, meaning, strict=True)]
-    expected = [0.05 + 0.95 * (f / max(fused)) ** 2 for f in fused]
+    expected = [LEAST + (1 - LEAST) * (f / max(fused)) ** SHARPNESS for f in fused]
     assert scores(strategy) == pytest.approx([*expected, 1.0])
 
 
