@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 35 files; the SHA-256 digest of their text is
-# 3f9dd67feed5ceeba9686817d476a6ba9f84aea59cd5d84461896e9f553f4698.
+# a44b32f4fe72caa48a4002338684fdec661a097911370b77c19ecef053e813a1.
 
 from __future__ import annotations
 
@@ -1005,6 +1005,7 @@ _NUMBERS = frozenset(
     )
 )
 _YEAR = re.compile(r"(?:19|20)\d\d")
+_DIGIT = re.compile(r"[0-9]")
 
 
 def cues_asked(question: str) -> frozenset[Cue]:
@@ -1015,10 +1016,10 @@ def cues_asked(question: str) -> frozenset[Cue]:
     return frozenset(cue for cue, pattern in _ASKED.items() if pattern.search(lowered))
 
 
-def cues_told(terms: Terms) -> frozenset[Cue]:
-    """Say what a text tells, by its terms."""
+def cues_told(text: str, terms: Terms) -> frozenset[Cue]:
+    """Say what a text tells; `terms` are its own."""
     words = terms.counts.keys()
-    numbers = [word for word in words if word[0].isdigit()]
+    numbers = [word for word in words if word[0].isdigit()] if _DIGIT.search(text) else []
     told = set()
     if not _TIMES.isdisjoint(words) or any(_YEAR.fullmatch(number) for number in numbers):
         told.add(Cue.TIME)
@@ -2017,6 +2018,9 @@ _K1, _B = 0.9, 0.4
 # What a message takes over of the scores of the four before it, and of the four after it.
 _FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 
+# Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
+_ROOM_FOR_LENT = 20
+
 _STRETCH_SHARE = 0.2  # of the score of its whole stretch of conversation
 _STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
 _SPEAKER_FACTOR = 1.8  # if the question names who wrote it
@@ -2026,6 +2030,9 @@ _KIN_SHARE = 0.4  # of what a word of the question counts, for a word of a kind 
 _MOST_WITH_KIN = 40  # terms of a question; a longer one names the things themselves
 _UNION_BONUS = 0.5  # more for a message that holds all the words of the question than for each of them alone
 _CUE_FACTOR = 1.3  # if the question asks for a time or a number and the message tells one
+
+_QUESTION_MARKS = frozenset("?？؟")
+_END = 200  # characters
 
 _SPEAKER = re.compile(r"\s*(?:\[[^\]\n]{4,60}\]\s*)?([^\W\d_][\w'’-]{1,24}):\s")
 _HEADING = re.compile(r"\s*\[([^\]\n]{4,60})\]")
@@ -2044,6 +2051,7 @@ class Features:
     speaker: str  # who a line such as `Ada: …` says is speaking; empty if there is none
     date: tuple[str, str]  # month and year of a heading such as `[8 May, 2023]`; empty if there is none
     tells: frozenset[Cue]  # what it tells below such a heading
+    asks: bool  # whether there is a question at its end
 
 
 _FEATURES: Memo[Features] = Memo(20_000)
@@ -2058,7 +2066,7 @@ def relevance(messages: Sequence[Features], question: str) -> list[float]:
     """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
     asked = read_terms(question)
     own = _own_scores([message.terms for message in messages], asked)
-    scores = _scaled(_lent_to_neighbors(own))
+    scores = _scaled(_with_lent(own, messages))
     stretches = _stretches(messages)
     topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
     for (start, end), topic in zip(stretches, topics, strict=False):
@@ -2084,18 +2092,17 @@ def _own_scores(documents: Sequence[Terms], asked: Terms) -> list[float]:
     kin = kin_of(asked.counts) if len(asked.counts) <= _MOST_WITH_KIN else frozenset[str]()
     holders = _holders(documents, asked.counts.keys() | kin)
     own = _rarest({term: found for term, found in holders.items() if term not in kin})
+    akin = [holders[term] for term in sorted(kin & holders.keys())]
     scores, met, total = [0.0] * len(documents), [0.0] * len(documents), 0.0
     for rarity, hits in _term_scores(documents, own):
         total += rarity
         for i, score in hits:
             scores[i] += score
             met[i] += rarity
-    for _, hits in _term_scores(documents, [holders[term] for term in sorted(kin & holders.keys())]):
+    for _, hits in _term_scores(documents, akin):
         for i, score in hits:
             scores[i] += _KIN_SHARE * score
-    return [
-        score * (1 + _UNION_BONUS * m / total) if m else score for score, m in zip(scores, met, strict=True)
-    ]
+    return [s * (1 + _UNION_BONUS * m / total) if m else s for s, m in zip(scores, met, strict=True)]
 
 
 def _term_scores(
@@ -2124,17 +2131,21 @@ def _rarest(holders: Mapping[str, Posting]) -> list[Posting]:
     return [holders[term] for term in sorted(holders, key=lambda t: (len(holders[t]), t))[:_MOST_TERMS]]
 
 
-def _lent_to_neighbors(own: Sequence[float]) -> list[float]:
-    scores = list(own)
+def _with_lent(own: Sequence[float], messages: Sequence[Features]) -> list[float]:
+    """Add to each score what the neighbors lend, as far as a message has room for it."""
+    lent = [0.0] * len(own)
     for i, score in enumerate(own):
         if score:
             for distance, share in enumerate(_FROM_BEFORE, start=1):
                 if i + distance < len(own):
-                    scores[i + distance] += share * score
+                    lent[i + distance] += share * score
             for distance, share in enumerate(_FROM_AFTER, start=1):
                 if i >= distance:
-                    scores[i - distance] += share * score
-    return scores
+                    lent[i - distance] += share * score
+    for i, message in enumerate(messages):
+        if message.terms.length < _ROOM_FOR_LENT and not (i and messages[i - 1].asks):
+            lent[i] *= message.terms.length / _ROOM_FOR_LENT
+    return [a + b for a, b in zip(own, lent, strict=True)]
 
 
 def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
@@ -2202,11 +2213,13 @@ def _read(text: str) -> Features:
     heading = _HEADING.match(text)
     date = _MONTH.search(heading[1]) if heading else None
     terms = read_terms(text)
+    body = text[heading.end() :] if heading and date else text
     return Features(
         terms,
         speaker[1] if speaker else "",
         (date[1].lower(), date[2] or "") if date else ("", ""),
-        cues_told(read_terms(text[heading.end() :]) if heading and date else terms),
+        cues_told(body, terms if body is text else read_terms(body)),
+        not _QUESTION_MARKS.isdisjoint(text[-_END:]),
     )
 
 
@@ -3524,9 +3537,9 @@ def forms_of(turn: Turn) -> tuple[tuple[Message, ...], ...]:
 
 # ──── eunoe/weighting/smart.py ──────────────────────────────────────────────────────────────────────────────
 
-# Evidence kept rose with the power up to 6; recency then counts as much as a sixth more relevance at most.
-SHARPNESS = 6
-LEAST = 1e-6  # of what has nothing of the question, so that base weight and recency tell such messages apart
+# Evidence kept rose with the power; from 3 on hardly. The newest messages count as a third more relevant then.
+SHARPNESS = 3
+LEAST = 0.001  # of what has nothing of the question, so that base weight and recency tell such messages apart
 
 
 class SmartWeightingStrategy:
@@ -4551,30 +4564,30 @@ _SECTIONS = (
     (633, "eunoe/budget.py", 14),
     (755, "eunoe/conversation.py", 13),
     (973, "eunoe/cues.py", 11),
-    (1032, "eunoe/kinds.py", 14),
-    (1114, "eunoe/sink.py", 15),
-    (1286, "eunoe/pricing.py", 19),
-    (1426, "eunoe/bonds.py", 14),
-    (1559, "eunoe/flags.py", 20),
-    (1847, "eunoe/tokens.py", 25),
-    (1994, "eunoe/weighting/static.py", 11),
-    (2014, "eunoe/relevance.py", 23),
-    (2215, "eunoe/listing.py", 10),
-    (2251, "eunoe/settings.py", 14),
-    (2431, "eunoe/plan.py", 16),
-    (2636, "eunoe/compress.py", 17),
-    (2821, "eunoe/job.py", 17),
-    (2931, "eunoe/ports.py", 18),
-    (3133, "eunoe/weighting/keyword.py", 13),
-    (3186, "eunoe/report.py", 12),
-    (3273, "eunoe/statusline.py", 13),
-    (3344, "eunoe/draft.py", 13),
-    (3474, "eunoe/algorithms/greedy.py", 14),
-    (3527, "eunoe/weighting/smart.py", 13),
-    (3579, "eunoe/anchors.py", 17),
-    (3745, "eunoe/algorithms/recency.py", 12),
-    (3770, "eunoe/selection.py", 19),
-    (3905, "eunoe/algorithms/dependency.py", 13),
-    (3940, "eunoe/orchestrator.py", 42),
-    (4143, "eunoe_hosts/open_webui.py", 45),
+    (1033, "eunoe/kinds.py", 14),
+    (1115, "eunoe/sink.py", 15),
+    (1287, "eunoe/pricing.py", 19),
+    (1427, "eunoe/bonds.py", 14),
+    (1560, "eunoe/flags.py", 20),
+    (1848, "eunoe/tokens.py", 25),
+    (1995, "eunoe/weighting/static.py", 11),
+    (2015, "eunoe/relevance.py", 23),
+    (2228, "eunoe/listing.py", 10),
+    (2264, "eunoe/settings.py", 14),
+    (2444, "eunoe/plan.py", 16),
+    (2649, "eunoe/compress.py", 17),
+    (2834, "eunoe/job.py", 17),
+    (2944, "eunoe/ports.py", 18),
+    (3146, "eunoe/weighting/keyword.py", 13),
+    (3199, "eunoe/report.py", 12),
+    (3286, "eunoe/statusline.py", 13),
+    (3357, "eunoe/draft.py", 13),
+    (3487, "eunoe/algorithms/greedy.py", 14),
+    (3540, "eunoe/weighting/smart.py", 13),
+    (3592, "eunoe/anchors.py", 17),
+    (3758, "eunoe/algorithms/recency.py", 12),
+    (3783, "eunoe/selection.py", 19),
+    (3918, "eunoe/algorithms/dependency.py", 13),
+    (3953, "eunoe/orchestrator.py", 42),
+    (4156, "eunoe_hosts/open_webui.py", 45),
 )

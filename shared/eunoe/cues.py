@@ -43,6 +43,7 @@ _NUMBERS = frozenset(
     )
 )
 _YEAR = re.compile(r"(?:19|20)\d\d")
+_DIGIT = re.compile(r"[0-9]")
 
 
 def cues_asked(question: str) -> frozenset[Cue]:
@@ -53,10 +54,10 @@ def cues_asked(question: str) -> frozenset[Cue]:
     return frozenset(cue for cue, pattern in _ASKED.items() if pattern.search(lowered))
 
 
-def cues_told(terms: Terms) -> frozenset[Cue]:
-    """Say what a text tells, by its terms."""
+def cues_told(text: str, terms: Terms) -> frozenset[Cue]:
+    """Say what a text tells; `terms` are its own."""
     words = terms.counts.keys()
-    numbers = [word for word in words if word[0].isdigit()]
+    numbers = [word for word in words if word[0].isdigit()] if _DIGIT.search(text) else []
     told = set()
     if not _TIMES.isdisjoint(words) or any(_YEAR.fullmatch(number) for number in numbers):
         told.add(Cue.TIME)

@@ -26,6 +26,9 @@ _K1, _B = 0.9, 0.4
 # What a message takes over of the scores of the four before it, and of the four after it.
 _FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 
+# Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
+_ROOM_FOR_LENT = 20
+
 _STRETCH_SHARE = 0.2  # of the score of its whole stretch of conversation
 _STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
 _SPEAKER_FACTOR = 1.8  # if the question names who wrote it
@@ -35,6 +38,9 @@ _KIN_SHARE = 0.4  # of what a word of the question counts, for a word of a kind 
 _MOST_WITH_KIN = 40  # terms of a question; a longer one names the things themselves
 _UNION_BONUS = 0.5  # more for a message that holds all the words of the question than for each of them alone
 _CUE_FACTOR = 1.3  # if the question asks for a time or a number and the message tells one
+
+_QUESTION_MARKS = frozenset("?？؟")
+_END = 200  # characters
 
 _SPEAKER = re.compile(r"\s*(?:\[[^\]\n]{4,60}\]\s*)?([^\W\d_][\w'’-]{1,24}):\s")
 _HEADING = re.compile(r"\s*\[([^\]\n]{4,60})\]")
@@ -53,6 +59,7 @@ class Features:
     speaker: str  # who a line such as `Ada: …` says is speaking; empty if there is none
     date: tuple[str, str]  # month and year of a heading such as `[8 May, 2023]`; empty if there is none
     tells: frozenset[Cue]  # what it tells below such a heading
+    asks: bool  # whether there is a question at its end
 
 
 _FEATURES: Memo[Features] = Memo(20_000)
@@ -67,7 +74,7 @@ def relevance(messages: Sequence[Features], question: str) -> list[float]:
     """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
     asked = read_terms(question)
     own = _own_scores([message.terms for message in messages], asked)
-    scores = _scaled(_lent_to_neighbors(own))
+    scores = _scaled(_with_lent(own, messages))
     stretches = _stretches(messages)
     topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
     for (start, end), topic in zip(stretches, topics, strict=False):
@@ -93,18 +100,17 @@ def _own_scores(documents: Sequence[Terms], asked: Terms) -> list[float]:
     kin = kin_of(asked.counts) if len(asked.counts) <= _MOST_WITH_KIN else frozenset[str]()
     holders = _holders(documents, asked.counts.keys() | kin)
     own = _rarest({term: found for term, found in holders.items() if term not in kin})
+    akin = [holders[term] for term in sorted(kin & holders.keys())]
     scores, met, total = [0.0] * len(documents), [0.0] * len(documents), 0.0
     for rarity, hits in _term_scores(documents, own):
         total += rarity
         for i, score in hits:
             scores[i] += score
             met[i] += rarity
-    for _, hits in _term_scores(documents, [holders[term] for term in sorted(kin & holders.keys())]):
+    for _, hits in _term_scores(documents, akin):
         for i, score in hits:
             scores[i] += _KIN_SHARE * score
-    return [
-        score * (1 + _UNION_BONUS * m / total) if m else score for score, m in zip(scores, met, strict=True)
-    ]
+    return [s * (1 + _UNION_BONUS * m / total) if m else s for s, m in zip(scores, met, strict=True)]
 
 
 def _term_scores(
@@ -133,17 +139,21 @@ def _rarest(holders: Mapping[str, Posting]) -> list[Posting]:
     return [holders[term] for term in sorted(holders, key=lambda t: (len(holders[t]), t))[:_MOST_TERMS]]
 
 
-def _lent_to_neighbors(own: Sequence[float]) -> list[float]:
-    scores = list(own)
+def _with_lent(own: Sequence[float], messages: Sequence[Features]) -> list[float]:
+    """Add to each score what the neighbors lend, as far as a message has room for it."""
+    lent = [0.0] * len(own)
     for i, score in enumerate(own):
         if score:
             for distance, share in enumerate(_FROM_BEFORE, start=1):
                 if i + distance < len(own):
-                    scores[i + distance] += share * score
+                    lent[i + distance] += share * score
             for distance, share in enumerate(_FROM_AFTER, start=1):
                 if i >= distance:
-                    scores[i - distance] += share * score
-    return scores
+                    lent[i - distance] += share * score
+    for i, message in enumerate(messages):
+        if message.terms.length < _ROOM_FOR_LENT and not (i and messages[i - 1].asks):
+            lent[i] *= message.terms.length / _ROOM_FOR_LENT
+    return [a + b for a, b in zip(own, lent, strict=True)]
 
 
 def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
@@ -211,9 +221,11 @@ def _read(text: str) -> Features:
     heading = _HEADING.match(text)
     date = _MONTH.search(heading[1]) if heading else None
     terms = read_terms(text)
+    body = text[heading.end() :] if heading and date else text
     return Features(
         terms,
         speaker[1] if speaker else "",
         (date[1].lower(), date[2] or "") if date else ("", ""),
-        cues_told(read_terms(text[heading.end() :]) if heading and date else terms),
+        cues_told(body, terms if body is text else read_terms(body)),
+        not _QUESTION_MARKS.isdisjoint(text[-_END:]),
     )

@@ -100,7 +100,7 @@ def test_a_question_asks_for_a_time_or_a_number(question, cues):
     ],
 )
 def test_a_text_tells_a_time_or_a_number(text, cues):
-    assert cues_told(read_terms(text)) == cues
+    assert cues_told(text, read_terms(text)) == cues
 
 
 def test_what_tells_a_time_counts_more_if_the_question_asks_for_one():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from eunoe.conversation import Conversation
-from eunoe.relevance import bm25, features_of
+from eunoe.relevance import bm25, features_of, relevance
 from eunoe.terms import Terms, read_terms, stem, term_of
 from eunoe.weighting.keyword import FLOOR, KeywordRelevanceStrategy, scores_of
 from eunoe.weighting.smart import LEAST, SmartWeightingStrategy, sharpened
@@ -295,6 +295,21 @@ def test_what_stands_beside_a_match_counts_without_a_word_of_the_question():
     ]
     found = scores(SmartWeightingStrategy(pair_coherence=0), messages)
     assert found[0] == 1.0 > found[1] > found[2] > found[8] == LEAST
+
+
+def test_relevance_is_sharpened_so_that_the_newest_needs_three_quarters_of_the_best_to_outweigh_it():
+    messages = [
+        user("How deep is the harbor?"),
+        *[user("Hm."), user("Well.")] * 6,
+        user("harbor depth"),
+        user("harbor?"),
+    ]
+    conversation = Conversation.from_openai_messages(messages)
+    features = [features_of(m.digest, m.text) for m in conversation.messages[:-1]]
+    plain = relevance(features, "harbor?")
+    found = scores(SmartWeightingStrategy(pair_coherence=0), messages)
+    assert found[:-1] == pytest.approx([0.001 + 0.999 * score**3 for score in plain])
+    assert 0.7**3 * 2.5 < 1 < 0.75**3 * 2.5  # 2.5 is what recency lends the newest
 
 
 def test_an_answer_keeps_its_own_weight_if_that_is_more():

@@ -10,9 +10,9 @@ from ..conversation import Conversation, Message
 from ..relevance import Features, relevance
 from .keyword import scores_of
 
-# Evidence kept rose with the power up to 6; recency then counts as much as a sixth more relevance at most.
-SHARPNESS = 6
-LEAST = 1e-6  # of what has nothing of the question, so that base weight and recency tell such messages apart
+# Evidence kept rose with the power; from 3 on hardly. The newest messages count as a third more relevant then.
+SHARPNESS = 3
+LEAST = 0.001  # of what has nothing of the question, so that base weight and recency tell such messages apart
 
 
 class SmartWeightingStrategy:
