@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from .terms import term_of
 
 # Words that name a kind, then words for what is of that kind.
-_KINDS = """
+_KINDS = """\
 family relative: mother mom mum father dad parent sister brother sibling son daughter child kid baby wife husband
   grandmother grandma grandfather grandpa aunt uncle cousin niece nephew
 parent: mother mom mum father dad
@@ -69,6 +69,35 @@ database: sqlite postgres postgresql mysql redis mongodb sql table query schema
 language: python javascript typescript java rust go ruby kotlin swift english german french spanish
 test: pytest assert mock coverage unittest fixture
 deploy server hosting: docker kubernetes aws azure nginx container cloud vm
+subject field: math physics chemistry biology history geography economics psychology philosophy law literature
+qualification degree: bachelor master phd diploma certificate graduate
+company firm organization: google amazon microsoft apple startup agency bank corporation business
+device gadget hardware: phone laptop computer tablet camera headphone printer keyboard monitor iphone android
+platform system os: linux ubuntu debian windows mac macos ios android
+framework library package: react django flask fastapi pandas numpy vue angular spring rails
+editor ide: vim emacs vscode pycharm
+browser: chrome firefox safari edge
+format file: csv json xml yaml pdf png excel markdown zip
+network connection: wifi router vpn dns proxy port firewall ip
+security secret credential: password token key certificate encryption login
+media: facebook instagram twitter youtube tiktok blog podcast newspaper
+holiday: christmas easter thanksgiving halloween hanukkah ramadan eve
+season: spring summer autumn winter
+month: january february march april june july august september october november december
+furniture: table chair sofa couch bed desk shelf lamp cupboard
+room: kitchen bedroom bathroom garage basement attic office garden
+appliance: fridge oven dishwasher washer microwave kettle heater
+material fabric: wood metal plastic glass cotton leather wool stone steel silk
+body: arm leg head hand foot back shoulder knee heart stomach eye ear skin
+diet: vegan vegetarian keto calorie protein gluten sugar weight
+craft handmade: knit sew crochet pottery quilt carve clay woodwork
+dance: ballet salsa tango waltz hip ballroom
+politics political government: election vote president minister senator party campaign law mayor
+disaster: earthquake flood hurricane fire tornado storm
+loss grief death: funeral pass mourn bury memory
+crime: theft steal rob police arrest jail fraud
+pay payment: card cash paypal transfer invoice bank
+personality character trait: kind honest brave shy patient generous funny loyal creative smart
 """
 
 
@@ -83,7 +112,7 @@ def kin_of(asked: Iterable[str]) -> frozenset[str]:
 def _kinds() -> Mapping[str, frozenset[str]]:
     """Read the table: for each term that names a kind the terms of that kind, other names of it among them."""
     kinds: dict[str, frozenset[str]] = {}
-    for line in _KINDS.replace("\n  ", " ").split("\n"):
+    for line in _KINDS.replace("\n  ", " ").splitlines():
         names, _, members = line.partition(":")
         named = frozenset(map(term_of, names.split()))
         for name in named:

@@ -29,7 +29,7 @@ _FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 # Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
 _ROOM_FOR_LENT = 20
 
-_STRETCH_SHARE = 0.2  # of the score of its whole stretch of conversation
+_STRETCH_SHARE = 0.15  # of the score of its whole stretch of conversation
 _STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
 _SPEAKER_FACTOR = 1.8  # if the question names who wrote it
 _DATE_BONUS = 0.4  # if the question names the month it was written in
@@ -74,7 +74,7 @@ def relevance(messages: Sequence[Features], question: str) -> list[float]:
     """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
     asked = read_terms(question)
     own = _own_scores([message.terms for message in messages], asked)
-    scores = _scaled(_with_lent(own, messages))
+    scores = _scaled(with_lent(own, messages, _FROM_BEFORE, _FROM_AFTER))
     stretches = _stretches(messages)
     topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
     for (start, end), topic in zip(stretches, topics, strict=False):
@@ -139,15 +139,23 @@ def _rarest(holders: Mapping[str, Posting]) -> list[Posting]:
     return [holders[term] for term in sorted(holders, key=lambda t: (len(holders[t]), t))[:_MOST_TERMS]]
 
 
-def _with_lent(own: Sequence[float], messages: Sequence[Features]) -> list[float]:
-    """Add to each score what the neighbors lend, as far as a message has room for it."""
+def with_lent(
+    own: Sequence[float],
+    messages: Sequence[Features],
+    from_before: Sequence[float],
+    from_after: Sequence[float],
+) -> list[float]:
+    """Add to each score a share of its neighbors', as far as a message has room for it.
+
+    `from_before` has the shares taken of the message before, the one before that and so on.
+    """
     lent = [0.0] * len(own)
     for i, score in enumerate(own):
         if score:
-            for distance, share in enumerate(_FROM_BEFORE, start=1):
+            for distance, share in enumerate(from_before, start=1):
                 if i + distance < len(own):
                     lent[i + distance] += share * score
-            for distance, share in enumerate(_FROM_AFTER, start=1):
+            for distance, share in enumerate(from_after, start=1):
                 if i >= distance:
                     lent[i - distance] += share * score
     for i, message in enumerate(messages):

@@ -135,13 +135,26 @@ def test_the_best_has_one_and_what_is_not_near_the_floor():
     assert higher == pytest.approx([0.3 + 0.7 * (score - FLOOR) / (1 - FLOOR) for score in found])
 
 
+LONG = " ".join(f"word{n}" for n in range(20))  # holds enough to take over all that is lent
+
+
 def test_a_message_lends_to_those_beside_it():
-    found = scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0))
-    assert found[:6] == pytest.approx([1.0, 0.3, 0.175, 0.1, 0.06, 0.0], abs=0.01)
-    before = [answer("Well."), user("So."), user("a boat"), *[answer("Hm.")] * 8, user("a ship")]
+    after = [user("a boat"), *[answer(f"Hm {n}. {LONG}") for n in range(8)], user("a ship")]
+    found = scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0), after)
+    assert found[:6] == pytest.approx([1.0, 0.45, 0.26, 0.15, 0.09, 0.0], abs=0.01)
+    before = [answer(LONG), user(f"So. {LONG}"), user("a boat"), *[answer("Hm.")] * 8, user("a ship")]
     assert scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0), before)[:3] == pytest.approx(
-        [0.125, 0.2, 1.0]
+        [0.19, 0.3, 1.0]
     )
+
+
+def test_a_short_message_takes_over_little_unless_it_replies_to_a_question():
+    chat = [user("a boat"), answer("one two three four"), *[user("Hm.")] * 6, user("a ship")]
+    assert scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0), chat)[1] == pytest.approx(
+        0.45 * 0.2
+    )
+    asked = [user("a boat?"), *chat[1:]]
+    assert scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0), asked)[1] == pytest.approx(0.45)
 
 
 def test_models_whose_cosines_lie_elsewhere_weigh_alike():
@@ -159,10 +172,10 @@ def test_messages_that_are_all_as_near_weigh_alike():
 
 def test_a_message_without_text_is_not_embedded_and_has_what_its_neighbors_lend():
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
-    chat = [user("a boat"), call, {"role": "tool", "tool_call_id": "c", "content": "12"}, *CHAT[2:]]
+    chat = [user("a boat?"), call, {"role": "tool", "tool_call_id": "c", "content": "12"}, *CHAT[2:]]
     embedder = Meanings()
     found = scores(EmbeddingSimilarityStrategy(embedder=embedder, floor=0), chat)
-    assert found[1] == pytest.approx(0.3, abs=0.01)
+    assert found[1] == pytest.approx(0.45, abs=0.01)
     assert "" not in embedder.asked
 
 
