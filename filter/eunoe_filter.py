@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 35 files; the SHA-256 digest of their text is
-# a44b32f4fe72caa48a4002338684fdec661a097911370b77c19ecef053e813a1.
+# 217c394f2bef091b8d98c3ef07d21a225b5b7c945f7ecd265b797d539a245e8c.
 
 from __future__ import annotations
 
@@ -1031,7 +1031,7 @@ def cues_told(text: str, terms: Terms) -> frozenset[Cue]:
 # ──── eunoe/kinds.py ────────────────────────────────────────────────────────────────────────────────────────
 
 # Words that name a kind, then words for what is of that kind.
-_KINDS = """
+_KINDS = """\
 family relative: mother mom mum father dad parent sister brother sibling son daughter child kid baby wife husband
   grandmother grandma grandfather grandpa aunt uncle cousin niece nephew
 parent: mother mom mum father dad
@@ -1088,6 +1088,35 @@ database: sqlite postgres postgresql mysql redis mongodb sql table query schema
 language: python javascript typescript java rust go ruby kotlin swift english german french spanish
 test: pytest assert mock coverage unittest fixture
 deploy server hosting: docker kubernetes aws azure nginx container cloud vm
+subject field: math physics chemistry biology history geography economics psychology philosophy law literature
+qualification degree: bachelor master phd diploma certificate graduate
+company firm organization: google amazon microsoft apple startup agency bank corporation business
+device gadget hardware: phone laptop computer tablet camera headphone printer keyboard monitor iphone android
+platform system os: linux ubuntu debian windows mac macos ios android
+framework library package: react django flask fastapi pandas numpy vue angular spring rails
+editor ide: vim emacs vscode pycharm
+browser: chrome firefox safari edge
+format file: csv json xml yaml pdf png excel markdown zip
+network connection: wifi router vpn dns proxy port firewall ip
+security secret credential: password token key certificate encryption login
+media: facebook instagram twitter youtube tiktok blog podcast newspaper
+holiday: christmas easter thanksgiving halloween hanukkah ramadan eve
+season: spring summer autumn winter
+month: january february march april june july august september october november december
+furniture: table chair sofa couch bed desk shelf lamp cupboard
+room: kitchen bedroom bathroom garage basement attic office garden
+appliance: fridge oven dishwasher washer microwave kettle heater
+material fabric: wood metal plastic glass cotton leather wool stone steel silk
+body: arm leg head hand foot back shoulder knee heart stomach eye ear skin
+diet: vegan vegetarian keto calorie protein gluten sugar weight
+craft handmade: knit sew crochet pottery quilt carve clay woodwork
+dance: ballet salsa tango waltz hip ballroom
+politics political government: election vote president minister senator party campaign law mayor
+disaster: earthquake flood hurricane fire tornado storm
+loss grief death: funeral pass mourn bury memory
+crime: theft steal rob police arrest jail fraud
+pay payment: card cash paypal transfer invoice bank
+personality character trait: kind honest brave shy patient generous funny loyal creative smart
 """
 
 
@@ -1102,7 +1131,7 @@ def kin_of(asked: Iterable[str]) -> frozenset[str]:
 def _kinds() -> Mapping[str, frozenset[str]]:
     """Read the table: for each term that names a kind the terms of that kind, other names of it among them."""
     kinds: dict[str, frozenset[str]] = {}
-    for line in _KINDS.replace("\n  ", " ").split("\n"):
+    for line in _KINDS.replace("\n  ", " ").splitlines():
         names, _, members = line.partition(":")
         named = frozenset(map(term_of, names.split()))
         for name in named:
@@ -2021,7 +2050,7 @@ _FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 # Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
 _ROOM_FOR_LENT = 20
 
-_STRETCH_SHARE = 0.2  # of the score of its whole stretch of conversation
+_STRETCH_SHARE = 0.15  # of the score of its whole stretch of conversation
 _STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
 _SPEAKER_FACTOR = 1.8  # if the question names who wrote it
 _DATE_BONUS = 0.4  # if the question names the month it was written in
@@ -2066,7 +2095,7 @@ def relevance(messages: Sequence[Features], question: str) -> list[float]:
     """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
     asked = read_terms(question)
     own = _own_scores([message.terms for message in messages], asked)
-    scores = _scaled(_with_lent(own, messages))
+    scores = _scaled(with_lent(own, messages, _FROM_BEFORE, _FROM_AFTER))
     stretches = _stretches(messages)
     topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
     for (start, end), topic in zip(stretches, topics, strict=False):
@@ -2131,15 +2160,23 @@ def _rarest(holders: Mapping[str, Posting]) -> list[Posting]:
     return [holders[term] for term in sorted(holders, key=lambda t: (len(holders[t]), t))[:_MOST_TERMS]]
 
 
-def _with_lent(own: Sequence[float], messages: Sequence[Features]) -> list[float]:
-    """Add to each score what the neighbors lend, as far as a message has room for it."""
+def with_lent(
+    own: Sequence[float],
+    messages: Sequence[Features],
+    from_before: Sequence[float],
+    from_after: Sequence[float],
+) -> list[float]:
+    """Add to each score a share of its neighbors', as far as a message has room for it.
+
+    `from_before` has the shares taken of the message before, the one before that and so on.
+    """
     lent = [0.0] * len(own)
     for i, score in enumerate(own):
         if score:
-            for distance, share in enumerate(_FROM_BEFORE, start=1):
+            for distance, share in enumerate(from_before, start=1):
                 if i + distance < len(own):
                     lent[i + distance] += share * score
-            for distance, share in enumerate(_FROM_AFTER, start=1):
+            for distance, share in enumerate(from_after, start=1):
                 if i >= distance:
                     lent[i - distance] += share * score
     for i, message in enumerate(messages):
@@ -4565,29 +4602,29 @@ _SECTIONS = (
     (755, "eunoe/conversation.py", 13),
     (973, "eunoe/cues.py", 11),
     (1033, "eunoe/kinds.py", 14),
-    (1115, "eunoe/sink.py", 15),
-    (1287, "eunoe/pricing.py", 19),
-    (1427, "eunoe/bonds.py", 14),
-    (1560, "eunoe/flags.py", 20),
-    (1848, "eunoe/tokens.py", 25),
-    (1995, "eunoe/weighting/static.py", 11),
-    (2015, "eunoe/relevance.py", 23),
-    (2228, "eunoe/listing.py", 10),
-    (2264, "eunoe/settings.py", 14),
-    (2444, "eunoe/plan.py", 16),
-    (2649, "eunoe/compress.py", 17),
-    (2834, "eunoe/job.py", 17),
-    (2944, "eunoe/ports.py", 18),
-    (3146, "eunoe/weighting/keyword.py", 13),
-    (3199, "eunoe/report.py", 12),
-    (3286, "eunoe/statusline.py", 13),
-    (3357, "eunoe/draft.py", 13),
-    (3487, "eunoe/algorithms/greedy.py", 14),
-    (3540, "eunoe/weighting/smart.py", 13),
-    (3592, "eunoe/anchors.py", 17),
-    (3758, "eunoe/algorithms/recency.py", 12),
-    (3783, "eunoe/selection.py", 19),
-    (3918, "eunoe/algorithms/dependency.py", 13),
-    (3953, "eunoe/orchestrator.py", 42),
-    (4156, "eunoe_hosts/open_webui.py", 45),
+    (1144, "eunoe/sink.py", 15),
+    (1316, "eunoe/pricing.py", 19),
+    (1456, "eunoe/bonds.py", 14),
+    (1589, "eunoe/flags.py", 20),
+    (1877, "eunoe/tokens.py", 25),
+    (2024, "eunoe/weighting/static.py", 11),
+    (2044, "eunoe/relevance.py", 23),
+    (2265, "eunoe/listing.py", 10),
+    (2301, "eunoe/settings.py", 14),
+    (2481, "eunoe/plan.py", 16),
+    (2686, "eunoe/compress.py", 17),
+    (2871, "eunoe/job.py", 17),
+    (2981, "eunoe/ports.py", 18),
+    (3183, "eunoe/weighting/keyword.py", 13),
+    (3236, "eunoe/report.py", 12),
+    (3323, "eunoe/statusline.py", 13),
+    (3394, "eunoe/draft.py", 13),
+    (3524, "eunoe/algorithms/greedy.py", 14),
+    (3577, "eunoe/weighting/smart.py", 13),
+    (3629, "eunoe/anchors.py", 17),
+    (3795, "eunoe/algorithms/recency.py", 12),
+    (3820, "eunoe/selection.py", 19),
+    (3955, "eunoe/algorithms/dependency.py", 13),
+    (3990, "eunoe/orchestrator.py", 42),
+    (4193, "eunoe_hosts/open_webui.py", 45),
 )
