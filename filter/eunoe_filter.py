@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 35 files; the SHA-256 digest of their text is
-# 217c394f2bef091b8d98c3ef07d21a225b5b7c945f7ecd265b797d539a245e8c.
+# 747b3bf2f050af7521c8283114319225067d57cdaa945e568238a1b5b1e1c0be.
 
 from __future__ import annotations
 
@@ -2050,7 +2050,7 @@ _FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 # Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
 _ROOM_FOR_LENT = 20
 
-_STRETCH_SHARE = 0.15  # of the score of its whole stretch of conversation
+_STRETCH_SHARE = 0.1  # of the score of its whole stretch of conversation
 _STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
 _SPEAKER_FACTOR = 1.8  # if the question names who wrote it
 _DATE_BONUS = 0.4  # if the question names the month it was written in

@@ -29,7 +29,7 @@ _FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 # Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
 _ROOM_FOR_LENT = 20
 
-_STRETCH_SHARE = 0.15  # of the score of its whole stretch of conversation
+_STRETCH_SHARE = 0.1  # of the score of its whole stretch of conversation
 _STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
 _SPEAKER_FACTOR = 1.8  # if the question names who wrote it
 _DATE_BONUS = 0.4  # if the question names the month it was written in
