@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 35 files; the SHA-256 digest of their text is
-# 747b3bf2f050af7521c8283114319225067d57cdaa945e568238a1b5b1e1c0be.
+# dc48f05a0544fdc2ba43a9c32d8aa13ea4805b8da03d27550cb68758c1c68f96.
 
 from __future__ import annotations
 
@@ -1084,7 +1084,7 @@ weather: rain snow sun wind storm hot cold
 color colour: red blue green yellow black white purple orange pink brown
 day: monday tuesday wednesday thursday friday saturday sunday
 error bug problem fail issue: exception traceback crash wrong broken failure fault
-database: sqlite postgres postgresql mysql redis mongodb sql table query schema
+database db: sqlite postgres postgresql mysql redis mongodb sql table query schema
 language: python javascript typescript java rust go ruby kotlin swift english german french spanish
 test: pytest assert mock coverage unittest fixture
 deploy server hosting: docker kubernetes aws azure nginx container cloud vm

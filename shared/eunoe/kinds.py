@@ -65,7 +65,7 @@ weather: rain snow sun wind storm hot cold
 color colour: red blue green yellow black white purple orange pink brown
 day: monday tuesday wednesday thursday friday saturday sunday
 error bug problem fail issue: exception traceback crash wrong broken failure fault
-database: sqlite postgres postgresql mysql redis mongodb sql table query schema
+database db: sqlite postgres postgresql mysql redis mongodb sql table query schema
 language: python javascript typescript java rust go ruby kotlin swift english german french spanish
 test: pytest assert mock coverage unittest fixture
 deploy server hosting: docker kubernetes aws azure nginx container cloud vm
