@@ -8,8 +8,13 @@ required_open_webui_version: 0.11.2
 """
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
+<<<<<<< HEAD
 # It is Eunoe 0.1.0, made of 78 files; the SHA-256 digest of their text is
 # eec6060f9974cd7f3e001207c3dd73c8dd254823053a2d7b2ea71cb96cfe6ac5.
+=======
+# It is Eunoe 0.1.0, made of 35 files; the SHA-256 digest of their text is
+# dc48f05a0544fdc2ba43a9c32d8aa13ea4805b8da03d27550cb68758c1c68f96.
+>>>>>>> recall
 
 from __future__ import annotations
 
@@ -39,19 +44,25 @@ import traceback
 import unicodedata
 import uuid
 import weakref
+<<<<<<< HEAD
 import zlib
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
+=======
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+>>>>>>> recall
 from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 try:
     from open_webui.env import DATA_DIR, VERSION
@@ -125,6 +136,7 @@ class AnswerRefused(EunoeError):
         self.model, self.problem = model, problem
 
 
+<<<<<<< HEAD
 # ──── eunoe/events.py ───────────────────────────────────────────────────────────────────────────────────────
 
 SCHEMA_VERSION = 1
@@ -388,6 +400,8 @@ class Outage:
             logger.info("eunoe: the %s works again", self._name)
 
 
+=======
+>>>>>>> recall
 # ──── eunoe/memo.py ─────────────────────────────────────────────────────────────────────────────────────────
 
 Value = TypeVar("Value")
@@ -413,6 +427,113 @@ class Memo(Generic[Value]):
                 self._values = dict(list(self._values.items())[max(1, self._size // 2) :])
             self._values[key] = value
         return value
+
+
+# ──── eunoe/terms.py ────────────────────────────────────────────────────────────────────────────────────────
+
+# A long log says what it is about at its ends; reading all of it would cost more than it tells.
+_READ_FROM_START, _READ_FROM_END = 16_000, 8_000
+
+_TOKEN = re.compile(
+    r"[a-z0-9\u00c0-\u024f\u0370-\u0dff\u10a0-\u177f\u1800-\u1fff]+"
+    r"|[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
+)
+# Thai, Lao, Tibetan, Burmese and Khmer; kana, Han and Hangul.
+_WITHOUT_SPACES = re.compile(
+    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]"
+)
+
+_STOP = frozenset(
+    "a about after again all also am an and any are as at be because been before being both but by can could did do "
+    "does doing down during each few for from further had has have having he her here hers him his how i if in into "
+    "is it its itself just let like ll me more most my no nor not now of off on once only or other our out over own "
+    "please re same she should so some such than that the their them then there these they this those through to too "
+    "under until up ve very was we were what when where which while who whom why will with would you your yours "
+    "der die das und ist ein eine nicht mit von zu den im für auf le la les des et est un une que dans pour el los "
+    "las y es en por con para".split()
+)
+
+_STEM_ENDINGS = ("ingly", "edly", "ation", "ities", "ness", "ment", "ings", "ing", "ies", "ied", "ers", "est")
+_KEPT_ENDINGS = ("ss", "ay", "ey", "oy", "uy")  # as in class, display, monkey, deploy, buy
+_SHORT_ENDINGS = ("ed", "es", "er", "ly", "al", "s", "e", "y")
+
+# English forms that no ending tells of, or whose stem is too short to lose one: they count as the first of their
+# group. Left out is what is more often another word: `rose`, `lives`, `bit`, `lay`.
+_IRREGULAR = """
+begin began begun; bend bent; bite bitten; blow blew blown; break broke broken; bring brought; build built;
+buy bought; catch caught; choose chose chosen; come came; dig dug; draw drew drawn; drink drank drunk; drive
+drove driven; eat ate eaten; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flies flew
+flown; forget forgot forgotten; freeze froze frozen; get got gotten; give gave given; go goes going went
+gone; grow grew grown; hang hung; hear heard; hide hid hidden; hold held; keep kept; know knew known; lead
+led; leave left; lend lent; lose lost; make made; mean meant; meet met; pay paid; ride rode ridden; rise
+risen; run ran; say said; see saw seen; seek sought; sell sold; send sent; shake shook shaken; shoot shot;
+show shown; sing sang sung; sit sat; sleep slept; speak spoke spoken; spend spent; stand stood; steal stole
+stolen; stick stuck; strike struck; swear swore sworn; swim swam swum; take took taken; teach taught; tear
+tore torn; tell told; think thought; throw threw thrown; understand understood; wake woke woken; wear wore
+worn; win won; write wrote written; become became; burn burnt; cry cries cried; die dies died dying; dry
+dries dried; try tries tried; use used using; dream dreamt; learn learnt; child children; foot feet; half
+halves; index indices indexes; knife knives; leaf leaves; man men; matrix matrices; mouse mice; person
+people; shelf shelves; tooth teeth; vertex vertices; wife wives; wolf wolves; woman women
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How often each term occurs in a text, and how many terms it has."""
+
+    counts: Mapping[str, int]
+    length: int
+
+
+def read_terms(text: str) -> Terms:
+    """Cut a text into stemmed terms without stop words; scripts without spaces give pairs of characters."""
+    if len(text) > _READ_FROM_START + _READ_FROM_END:
+        text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
+    tokens = _TOKEN.findall(text.lower())
+    if text.isascii():
+        counts = Counter(map(term_of, tokens))
+    else:
+        counts = Counter(term for token in tokens for term in _terms_in(token))
+    counts.pop("", None)
+    return Terms(counts, counts.total())
+
+
+def _terms_in(token: str) -> list[str]:
+    if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
+        return [token[i : i + 2] for i in range(max(1, len(token) - 1))]
+    return [term_of(token)]
+
+
+@functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
+def term_of(token: str) -> str:
+    """Give the term a word counts as: its stem, or nothing for a stop word."""
+    return "" if token in _STOP else stem(_regular().get(token, token))
+
+
+@functools.cache
+def _regular() -> Mapping[str, str]:
+    """Read the table of irregular forms: the plain form of each."""
+    groups = [group.split() for group in _IRREGULAR.split(";")]
+    return {form: plain for plain, *forms in groups for form in forms}
+
+
+def stem(word: str) -> str:
+    """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
+    if len(word) < 4 or not word.isascii() or word.isdigit():
+        return word
+    for ending in _STEM_ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return _undoubled(word[: -len(ending)])
+    for ending in _SHORT_ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith(_KEPT_ENDINGS):
+            return _undoubled(word[: -len(ending)])
+    return word
+
+
+def _undoubled(root: str) -> str:
+    return root[:-1] if len(root) > 3 and root[-1] == root[-2] and root[-1] not in "ls" else root
 
 
 # ──── eunoe/estimate.py ─────────────────────────────────────────────────────────────────────────────────────
@@ -636,6 +757,7 @@ def _total_money(values: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(value for value in known if value is not None)
 
 
+<<<<<<< HEAD
 # ──── eunoe/terms.py ────────────────────────────────────────────────────────────────────────────────────────
 
 # A long log says what it is about at its ends; reading all of it would cost more than it tells.
@@ -1546,6 +1668,8 @@ def _asked_wait(header: str) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
+=======
+>>>>>>> recall
 # ──── eunoe/budget.py ───────────────────────────────────────────────────────────────────────────────────────
 
 # A reply reserve that nobody asked for never takes more of a small window than this.
@@ -1947,6 +2071,177 @@ def _is_blank_part(part: Any) -> bool:
     if isinstance(part, dict) and part.get("type", "text") not in {"text", "input_text", "output_text"}:
         return False
     return not part_text(part).strip()
+
+
+# ──── eunoe/cues.py ─────────────────────────────────────────────────────────────────────────────────────────
+
+class Cue(StrEnum):
+    """What a question may ask for and a text may tell."""
+
+    TIME = "time"
+    NUMBER = "number"
+
+
+_ASKED = {
+    Cue.TIME: re.compile(
+        r"^\W*when\b|\bwhen (?:did|do|does|was|were|is|are|will|has|have|had|would|should|can)\b"
+        r"|\bhow (?:long|recently)\b|\b(?:what|which) (?:date|day|week|month|year|time)\b|\bsince when\b"
+    ),
+    Cue.NUMBER: re.compile(
+        r"\bhow (?:many|much|old|often|far|big|tall|large)\b|\b(?:what|which) (?:number|price|age|amount|version)\b"
+    ),
+}
+_MOST_READ = 2_000  # characters of a question; what is asked stands at its beginning or its end
+
+# "May" is no sure sign, and "evening" has the stem of "even".
+_TIMES = frozenset(
+    map(
+        term_of,
+        "yesterday today tonight tomorrow ago last next since hour day week weekend month year morning afternoon "
+        "midnight noon spring summer autumn winter january february march april june july august september october "
+        "november december monday tuesday wednesday thursday friday saturday sunday".split(),
+    )
+)
+_NUMBERS = frozenset(
+    map(
+        term_of,
+        "two three four five six seven eight nine ten eleven twelve dozen hundred thousand million twice couple "
+        "several".split(),
+    )
+)
+_YEAR = re.compile(r"(?:19|20)\d\d")
+_DIGIT = re.compile(r"[0-9]")
+
+
+def cues_asked(question: str) -> frozenset[Cue]:
+    """Say what an English question wants to be told."""
+    if len(question) > 2 * _MOST_READ:
+        question = f"{question[:_MOST_READ]} {question[-_MOST_READ:]}"
+    lowered = question.lower()
+    return frozenset(cue for cue, pattern in _ASKED.items() if pattern.search(lowered))
+
+
+def cues_told(text: str, terms: Terms) -> frozenset[Cue]:
+    """Say what a text tells; `terms` are its own."""
+    words = terms.counts.keys()
+    numbers = [word for word in words if word[0].isdigit()] if _DIGIT.search(text) else []
+    told = set()
+    if not _TIMES.isdisjoint(words) or any(_YEAR.fullmatch(number) for number in numbers):
+        told.add(Cue.TIME)
+    if numbers or not _NUMBERS.isdisjoint(words):
+        told.add(Cue.NUMBER)
+    return frozenset(told)
+
+
+# ──── eunoe/kinds.py ────────────────────────────────────────────────────────────────────────────────────────
+
+# Words that name a kind, then words for what is of that kind.
+_KINDS = """\
+family relative: mother mom mum father dad parent sister brother sibling son daughter child kid baby wife husband
+  grandmother grandma grandfather grandpa aunt uncle cousin niece nephew
+parent: mother mom mum father dad
+child kid: son daughter baby toddler boy girl
+partner spouse relationship: wife husband girlfriend boyfriend fiance bride date marry
+pet animal: dog puppy pup cat kitten rabbit hamster parrot bird fish turtle horse snake
+job work career profession occupation: employer boss manager office salary hire promotion interview company
+  colleague engineer teacher nurse doctor lawyer
+school study education degree: college university class course exam student teacher professor graduate lecture
+  thesis homework
+sport: football soccer basketball baseball tennis golf hockey volleyball swim run surf ski snowboard climb skate
+  box rugby cricket marathon
+exercise fitness workout: gym run jog yoga swim cycle hike lift train stretch pilates
+hobby activity pastime interest: paint draw read garden cook bake hike camp fish swim dance sing knit photography
+  pottery guitar piano chess
+food meal dish eat cuisine: breakfast lunch dinner cook bake recipe pizza pasta soup salad bread cake chicken fish
+  rice cheese vegetable fruit sushi curry
+dessert sweet: cake cookie pie chocolate candy pastry
+drink beverage: coffee tea water juice beer wine milk soda cocktail
+health medical illness condition disease: doctor hospital sick pain injury surgery diagnose medicine medication
+  symptom fever allergy asthma diabetes therapy clinic
+injury hurt: break sprain wound ankle knee twist accident
+instrument: guitar piano violin drum flute clarinet cello saxophone
+music: song band concert album singer guitar piano jazz rock
+art artwork: paint draw sculpture sketch gallery museum
+book: novel read author series story chapter
+film movie show: watch series cinema actor director scene
+game: play video console board chess card player
+vehicle transport: car truck bus train bike bicycle motorcycle boat plane van
+car: drive vehicle truck engine
+travel trip vacation holiday visit: flight hotel airport tour beach fly abroad road
+country nation: abroad usa america england france germany italy spain canada mexico japan china india brazil
+  australia ireland sweden
+state: california texas florida oregon washington nevada colorado arizona michigan minnesota ohio georgia alaska
+  hawaii virginia
+city town: london paris york chicago boston seattle berlin tokyo rome toronto barcelona
+outdoor nature: hike camp park forest mountain lake beach trail river
+home house live: apartment flat rent mortgage room kitchen move landlord neighbor
+money financial finance cost: price pay budget salary loan dollar euro debt bank invoice rent save tax
+buy purchase: shop store order new
+gift present: birthday christmas buy give
+event celebration: party wedding birthday festival concert conference parade ceremony anniversary
+religion religious faith: church god pray bible mosque temple
+feeling feel emotion mood: happy sad angry excite anxious proud afraid nervous grateful stress lonely glad upset
+fear afraid: scare anxious nervous worry
+volunteer charity: donate shelter fundraiser community nonprofit
+plant garden: flower tree vegetable seed tomato rose
+clothes clothing wear: shirt dress shoe jacket jeans hat coat
+weather: rain snow sun wind storm hot cold
+color colour: red blue green yellow black white purple orange pink brown
+day: monday tuesday wednesday thursday friday saturday sunday
+error bug problem fail issue: exception traceback crash wrong broken failure fault
+database db: sqlite postgres postgresql mysql redis mongodb sql table query schema
+language: python javascript typescript java rust go ruby kotlin swift english german french spanish
+test: pytest assert mock coverage unittest fixture
+deploy server hosting: docker kubernetes aws azure nginx container cloud vm
+subject field: math physics chemistry biology history geography economics psychology philosophy law literature
+qualification degree: bachelor master phd diploma certificate graduate
+company firm organization: google amazon microsoft apple startup agency bank corporation business
+device gadget hardware: phone laptop computer tablet camera headphone printer keyboard monitor iphone android
+platform system os: linux ubuntu debian windows mac macos ios android
+framework library package: react django flask fastapi pandas numpy vue angular spring rails
+editor ide: vim emacs vscode pycharm
+browser: chrome firefox safari edge
+format file: csv json xml yaml pdf png excel markdown zip
+network connection: wifi router vpn dns proxy port firewall ip
+security secret credential: password token key certificate encryption login
+media: facebook instagram twitter youtube tiktok blog podcast newspaper
+holiday: christmas easter thanksgiving halloween hanukkah ramadan eve
+season: spring summer autumn winter
+month: january february march april june july august september october november december
+furniture: table chair sofa couch bed desk shelf lamp cupboard
+room: kitchen bedroom bathroom garage basement attic office garden
+appliance: fridge oven dishwasher washer microwave kettle heater
+material fabric: wood metal plastic glass cotton leather wool stone steel silk
+body: arm leg head hand foot back shoulder knee heart stomach eye ear skin
+diet: vegan vegetarian keto calorie protein gluten sugar weight
+craft handmade: knit sew crochet pottery quilt carve clay woodwork
+dance: ballet salsa tango waltz hip ballroom
+politics political government: election vote president minister senator party campaign law mayor
+disaster: earthquake flood hurricane fire tornado storm
+loss grief death: funeral pass mourn bury memory
+crime: theft steal rob police arrest jail fraud
+pay payment: card cash paypal transfer invoice bank
+personality character trait: kind honest brave shy patient generous funny loyal creative smart
+"""
+
+
+def kin_of(asked: Iterable[str]) -> frozenset[str]:
+    """Give the terms for what is of a kind that one of the terms names, without the terms themselves."""
+    terms = frozenset(asked)
+    kinds = _kinds()
+    return frozenset().union(*(kinds[term] for term in terms & kinds.keys())) - terms
+
+
+@functools.cache
+def _kinds() -> Mapping[str, frozenset[str]]:
+    """Read the table: for each term that names a kind the terms of that kind, other names of it among them."""
+    kinds: dict[str, frozenset[str]] = {}
+    for line in _KINDS.replace("\n  ", " ").splitlines():
+        names, _, members = line.partition(":")
+        named = frozenset(map(term_of, names.split()))
+        for name in named:
+            kinds[name] = kinds.get(name, frozenset()) | named | frozenset(map(term_of, members.split()))
+    return kinds
 
 
 # ──── eunoe/sink.py ─────────────────────────────────────────────────────────────────────────────────────────
@@ -2726,160 +3021,6 @@ def _candidates(name: str) -> list[str]:
     return [form for each in names for form in (each, _DATE.sub("", each))]
 
 
-# ──── eunoe/relevance.py ────────────────────────────────────────────────────────────────────────────────────
-
-# BM25's usual constants fit documents; on chat messages these kept more of the evidence.
-_K1, _B = 0.9, 0.4
-
-# What a message takes over of the scores of the four before it, and of the four after it.
-_FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
-
-_STRETCH_SHARE = 0.2  # of the score of its whole stretch of conversation
-_STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
-_SPEAKER_FACTOR = 1.8  # if the question names who wrote it
-_DATE_BONUS = 0.4  # if the question names the month it was written in
-_MOST_TERMS = 100  # of a question; a pasted page asks for its rarest words only
-
-_SPEAKER = re.compile(r"\s*(?:\[[^\]\n]{4,60}\]\s*)?([^\W\d_][\w'’-]{1,24}):\s")
-_HEADING = re.compile(r"\s*\[([^\]\n]{4,60})\]")
-_MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
-           "november", "december")  # fmt: skip
-_MONTH = re.compile(r"\b(" + "|".join(_MONTHS) + r")\b(?:[ ,]+(?:\d{1,2}[ ,]+)?(\d{4}))?", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What of a message is compared with questions; read once for each content."""
-
-    terms: Terms
-    speaker: str  # who a line such as `Ada: …` says is speaking; empty if there is none
-    date: tuple[str, str]  # month and year of a heading such as `[8 May, 2023]`; empty if there is none
-
-
-_FEATURES: Memo[Features] = Memo(20_000)
-
-
-def features_of(digest: str, text: str) -> Features:
-    """Give the features of a text, once for each digest."""
-    return _FEATURES.get(digest, lambda: _read(text))
-
-
-def relevance(messages: Sequence[Features], question: str) -> list[float]:
-    """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
-    asked = read_terms(question)
-    own = bm25([message.terms for message in messages], asked)
-    scores = _scaled(_lent_to_neighbors(own))
-    stretches = _stretches(messages)
-    topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
-    for (start, end), topic in zip(stretches, topics, strict=False):
-        for i in range(start, end):
-            scores[i] += _STRETCH_SHARE * topic
-    _raise_speaker(scores, messages, asked)
-    _raise_dates(scores, messages, question)
-    return _scaled(scores)
-
-
-def bm25(documents: Sequence[Terms], query: Terms) -> list[float]:
-    """Score documents by Okapi BM25 (Robertson and Zaragoza 2009), with an inverse frequency above 0."""
-    scores = [0.0] * len(documents)
-    lengths = [document.length for document in documents]
-    mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
-    norms = [_K1 * (1 - _B + _B * length / mean) for length in lengths]
-    for holders in _rarest(documents, query):
-        rarity = math.log(1 + (len(documents) - len(holders) + 0.5) / (len(holders) + 0.5))
-        for i, count in holders:
-            scores[i] += rarity * count * (_K1 + 1) / (count + norms[i])
-    return scores
-
-
-def _rarest(documents: Sequence[Terms], query: Terms) -> list[list[tuple[int, int]]]:
-    """Say for each term of the query which documents hold it how often; the rarest terms if there are many."""
-    wanted = query.counts.keys()
-    holders: dict[str, list[tuple[int, int]]] = {}
-    for i, document in enumerate(documents):
-        for term in wanted & document.counts.keys():  # at the speed of C, and mostly empty
-            holders.setdefault(term, []).append((i, document.counts[term]))
-    return [
-        holders[term] for term in sorted(holders, key=lambda term: (len(holders[term]), term))[:_MOST_TERMS]
-    ]
-
-
-def _lent_to_neighbors(own: Sequence[float]) -> list[float]:
-    scores = list(own)
-    for i, score in enumerate(own):
-        if score:
-            for distance, share in enumerate(_FROM_BEFORE, start=1):
-                if i + distance < len(own):
-                    scores[i + distance] += share * score
-            for distance, share in enumerate(_FROM_AFTER, start=1):
-                if i >= distance:
-                    scores[i - distance] += share * score
-    return scores
-
-
-def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
-    """Cut the chat into stretches: at dated headings where it has some, else at equal lengths."""
-    marks = [i for i, message in enumerate(messages) if message.date[0]]
-    if len(marks) < 2:
-        marks = list(range(0, len(messages), _STRETCH_LENGTH))
-    starts = marks if marks and marks[0] == 0 else [0, *marks]
-    return list(zip(starts, [*starts[1:], len(messages)], strict=True))
-
-
-def _stretch_scores(
-    messages: Sequence[Features], stretches: Sequence[tuple[int, int]], asked: Terms
-) -> list[float]:
-    wanted = asked.counts.keys()
-    joined = []
-    for start, end in stretches:
-        counts: Counter[str] = Counter()
-        for message in messages[start:end]:
-            for term in wanted & message.terms.counts.keys():
-                counts[term] += message.terms.counts[term]
-        joined.append(Terms(counts, sum(message.terms.length for message in messages[start:end])))
-    return bm25(joined, asked)
-
-
-def _raise_speaker(scores: list[float], messages: Sequence[Features], asked: Terms) -> None:
-    """Raise what was said by the one participant whom the question names."""
-    speakers = {message.speaker for message in messages if message.speaker}
-    named = {speaker for speaker in speakers if set(read_terms(speaker).counts) & set(asked.counts)}
-    if len(speakers) < 2 or len(named) != 1:
-        return
-    for i, message in enumerate(messages):
-        if message.speaker in named:
-            scores[i] *= _SPEAKER_FACTOR
-
-
-def _raise_dates(scores: list[float], messages: Sequence[Features], question: str) -> None:
-    """Raise what was written in a month that the question names, in its year if it names one."""
-    wanted = {(month.lower(), year) for month, year in _MONTH.findall(question)}
-    if not wanted:
-        return
-    month = year = ""
-    for i, message in enumerate(messages):
-        if message.date[0]:
-            month, year = message.date
-        if any(month == m and y in {"", year} for m, y in wanted):
-            scores[i] += _DATE_BONUS
-
-
-def _scaled(scores: list[float]) -> list[float]:
-    best = max(scores, default=0.0)
-    return [score / best for score in scores] if best else scores
-
-
-def _read(text: str) -> Features:
-    speaker = _SPEAKER.match(text)
-    heading = _HEADING.match(text)
-    date = _MONTH.search(heading[1]) if heading else None
-    return Features(
-        read_terms(text),
-        speaker[1] if speaker else "",
-        (date[1].lower(), date[2] or "") if date else ("", ""),
-    )
-
-
 # ──── eunoe/bonds.py ────────────────────────────────────────────────────────────────────────────────────────
 
 ORPHAN_RESULT = "orphan_result"
@@ -3559,6 +3700,227 @@ class StaticWeightStrategy:
         return "static"
 
 
+# ──── eunoe/relevance.py ────────────────────────────────────────────────────────────────────────────────────
+
+# BM25's usual constants fit documents; on chat messages these kept more of the evidence.
+_K1, _B = 0.9, 0.4
+
+# What a message takes over of the scores of the four before it, and of the four after it.
+_FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
+
+# Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
+_ROOM_FOR_LENT = 20
+
+_STRETCH_SHARE = 0.1  # of the score of its whole stretch of conversation
+_STRETCH_LENGTH = 24  # messages, where nothing marks where one ends
+_SPEAKER_FACTOR = 1.8  # if the question names who wrote it
+_DATE_BONUS = 0.4  # if the question names the month it was written in
+_MOST_TERMS = 100  # of a question; a pasted page asks for its rarest words only
+_KIN_SHARE = 0.4  # of what a word of the question counts, for a word of a kind that it names
+_MOST_WITH_KIN = 40  # terms of a question; a longer one names the things themselves
+_UNION_BONUS = 0.5  # more for a message that holds all the words of the question than for each of them alone
+_CUE_FACTOR = 1.3  # if the question asks for a time or a number and the message tells one
+
+_QUESTION_MARKS = frozenset("?？؟")
+_END = 200  # characters
+
+_SPEAKER = re.compile(r"\s*(?:\[[^\]\n]{4,60}\]\s*)?([^\W\d_][\w'’-]{1,24}):\s")
+_HEADING = re.compile(r"\s*\[([^\]\n]{4,60})\]")
+_MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+           "november", "december")  # fmt: skip
+_MONTH = re.compile(r"\b(" + "|".join(_MONTHS) + r")\b(?:[ ,]+(?:\d{1,2}[ ,]+)?(\d{4}))?", re.IGNORECASE)
+
+Posting: TypeAlias = list[tuple[int, int]]  # numbers of the documents that hold a term, and how often
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What of a message is compared with questions; read once for each content."""
+
+    terms: Terms
+    speaker: str  # who a line such as `Ada: …` says is speaking; empty if there is none
+    date: tuple[str, str]  # month and year of a heading such as `[8 May, 2023]`; empty if there is none
+    tells: frozenset[Cue]  # what it tells below such a heading
+    asks: bool  # whether there is a question at its end
+
+
+_FEATURES: Memo[Features] = Memo(20_000)
+
+
+def features_of(digest: str, text: str) -> Features:
+    """Give the features of a text, once for each digest."""
+    return _FEATURES.get(digest, lambda: _read(text))
+
+
+def relevance(messages: Sequence[Features], question: str) -> list[float]:
+    """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
+    asked = read_terms(question)
+    own = _own_scores([message.terms for message in messages], asked)
+    scores = _scaled(with_lent(own, messages, _FROM_BEFORE, _FROM_AFTER))
+    stretches = _stretches(messages)
+    topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
+    for (start, end), topic in zip(stretches, topics, strict=False):
+        for i in range(start, end):
+            scores[i] += _STRETCH_SHARE * topic
+    _raise_speaker(scores, messages, asked)
+    _raise_dates(scores, messages, question)
+    _raise_telling(scores, messages, question)
+    return _scaled(scores)
+
+
+def bm25(documents: Sequence[Terms], query: Terms) -> list[float]:
+    """Score documents by Okapi BM25 (Robertson and Zaragoza 2009), with an inverse frequency above 0."""
+    scores = [0.0] * len(documents)
+    for _, hits in _term_scores(documents, _rarest(_holders(documents, query.counts.keys()))):
+        for i, score in hits:
+            scores[i] += score
+    return scores
+
+
+def _own_scores(documents: Sequence[Terms], asked: Terms) -> list[float]:
+    """Score documents by BM25, with a share of it for kin of the question's words; more if many words meet."""
+    kin = kin_of(asked.counts) if len(asked.counts) <= _MOST_WITH_KIN else frozenset[str]()
+    holders = _holders(documents, asked.counts.keys() | kin)
+    own = _rarest({term: found for term, found in holders.items() if term not in kin})
+    akin = [holders[term] for term in sorted(kin & holders.keys())]
+    scores, met, total = [0.0] * len(documents), [0.0] * len(documents), 0.0
+    for rarity, hits in _term_scores(documents, own):
+        total += rarity
+        for i, score in hits:
+            scores[i] += score
+            met[i] += rarity
+    for _, hits in _term_scores(documents, akin):
+        for i, score in hits:
+            scores[i] += _KIN_SHARE * score
+    return [s * (1 + _UNION_BONUS * m / total) if m else s for s, m in zip(scores, met, strict=True)]
+
+
+def _term_scores(
+    documents: Sequence[Terms], postings: Sequence[Posting]
+) -> Iterator[tuple[float, list[tuple[int, float]]]]:
+    """Give for each term its rarity and what it adds to the score of each document that holds it."""
+    lengths = [document.length for document in documents]
+    mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
+    norms = [_K1 * (1 - _B + _B * length / mean) for length in lengths]
+    for posting in postings:
+        rarity = math.log(1 + (len(documents) - len(posting) + 0.5) / (len(posting) + 0.5))
+        yield rarity, [(i, rarity * count * (_K1 + 1) / (count + norms[i])) for i, count in posting]
+
+
+def _holders(documents: Sequence[Terms], wanted: Set[str]) -> dict[str, Posting]:
+    """Say for each wanted term which documents hold it how often."""
+    holders: dict[str, Posting] = {}
+    for i, document in enumerate(documents):
+        for term in wanted & document.counts.keys():  # at the speed of C, and mostly empty
+            holders.setdefault(term, []).append((i, document.counts[term]))
+    return holders
+
+
+def _rarest(holders: Mapping[str, Posting]) -> list[Posting]:
+    """Give the postings of the rarest terms, the rarest first."""
+    return [holders[term] for term in sorted(holders, key=lambda t: (len(holders[t]), t))[:_MOST_TERMS]]
+
+
+def with_lent(
+    own: Sequence[float],
+    messages: Sequence[Features],
+    from_before: Sequence[float],
+    from_after: Sequence[float],
+) -> list[float]:
+    """Add to each score a share of its neighbors', as far as a message has room for it.
+
+    `from_before` has the shares taken of the message before, the one before that and so on.
+    """
+    lent = [0.0] * len(own)
+    for i, score in enumerate(own):
+        if score:
+            for distance, share in enumerate(from_before, start=1):
+                if i + distance < len(own):
+                    lent[i + distance] += share * score
+            for distance, share in enumerate(from_after, start=1):
+                if i >= distance:
+                    lent[i - distance] += share * score
+    for i, message in enumerate(messages):
+        if message.terms.length < _ROOM_FOR_LENT and not (i and messages[i - 1].asks):
+            lent[i] *= message.terms.length / _ROOM_FOR_LENT
+    return [a + b for a, b in zip(own, lent, strict=True)]
+
+
+def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
+    """Cut the chat into stretches: at dated headings where it has some, else at equal lengths."""
+    marks = [i for i, message in enumerate(messages) if message.date[0]]
+    if len(marks) < 2:
+        marks = list(range(0, len(messages), _STRETCH_LENGTH))
+    starts = marks if marks and marks[0] == 0 else [0, *marks]
+    return list(zip(starts, [*starts[1:], len(messages)], strict=True))
+
+
+def _stretch_scores(
+    messages: Sequence[Features], stretches: Sequence[tuple[int, int]], asked: Terms
+) -> list[float]:
+    wanted = asked.counts.keys()
+    joined = []
+    for start, end in stretches:
+        counts: Counter[str] = Counter()
+        for message in messages[start:end]:
+            for term in wanted & message.terms.counts.keys():
+                counts[term] += message.terms.counts[term]
+        joined.append(Terms(counts, sum(message.terms.length for message in messages[start:end])))
+    return bm25(joined, asked)
+
+
+def _raise_speaker(scores: list[float], messages: Sequence[Features], asked: Terms) -> None:
+    """Raise what was said by the one participant whom the question names."""
+    speakers = {message.speaker for message in messages if message.speaker}
+    named = {speaker for speaker in speakers if set(read_terms(speaker).counts) & set(asked.counts)}
+    if len(speakers) < 2 or len(named) != 1:
+        return
+    for i, message in enumerate(messages):
+        if message.speaker in named:
+            scores[i] *= _SPEAKER_FACTOR
+
+
+def _raise_dates(scores: list[float], messages: Sequence[Features], question: str) -> None:
+    """Raise what was written in a month that the question names, in its year if it names one."""
+    wanted = {(month.lower(), year) for month, year in _MONTH.findall(question)}
+    if not wanted:
+        return
+    month = year = ""
+    for i, message in enumerate(messages):
+        if message.date[0]:
+            month, year = message.date
+        if any(month == m and y in {"", year} for m, y in wanted):
+            scores[i] += _DATE_BONUS
+
+
+def _raise_telling(scores: list[float], messages: Sequence[Features], question: str) -> None:
+    """Raise what tells a time or a number, if the question asks for one."""
+    asked = cues_asked(question)
+    for i, message in enumerate(messages if asked else ()):
+        if asked & message.tells:
+            scores[i] *= _CUE_FACTOR
+
+
+def _scaled(scores: list[float]) -> list[float]:
+    best = max(scores, default=0.0)
+    return [score / best for score in scores] if best else scores
+
+
+def _read(text: str) -> Features:
+    speaker = _SPEAKER.match(text)
+    heading = _HEADING.match(text)
+    date = _MONTH.search(heading[1]) if heading else None
+    terms = read_terms(text)
+    body = text[heading.end() :] if heading and date else text
+    return Features(
+        terms,
+        speaker[1] if speaker else "",
+        (date[1].lower(), date[2] or "") if date else ("", ""),
+        cues_told(body, terms if body is text else read_terms(body)),
+        not _QUESTION_MARKS.isdisjoint(text[-_END:]),
+    )
+
+
 # ──── eunoe/listing.py ──────────────────────────────────────────────────────────────────────────────────────
 
 # The names under which providers' model lists tell the context window.
@@ -3921,6 +4283,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
         ) from None
 
 
+<<<<<<< HEAD
 # ──── eunoe/weighting/keyword.py ────────────────────────────────────────────────────────────────────────────
 
 FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
@@ -3975,6 +4338,9 @@ def scores_of(
 
 
 # ──── eunoe/weighting/topics.py ─────────────────────────────────────────────────────────────────────────────
+=======
+# ──── eunoe/plan.py ─────────────────────────────────────────────────────────────────────────────────────────
+>>>>>>> recall
 
 MOST_TOPICS = 24
 _TURNS_PER_TOPIC = 4  # on average; fewer would make the overview as long as the chat
@@ -4650,6 +5016,7 @@ class SystemClock:
         return time.perf_counter()
 
 
+<<<<<<< HEAD
 # ──── eunoe/openrouter.py ───────────────────────────────────────────────────────────────────────────────────
 
 OPENROUTER_MODELS = "https://openrouter.ai/api/v1/models"
@@ -4888,50 +5255,59 @@ def _in_words(error: Exception) -> str:
 
 
 # ──── eunoe/weighting/smart.py ──────────────────────────────────────────────────────────────────────────────
+=======
+# ──── eunoe/weighting/keyword.py ────────────────────────────────────────────────────────────────────────────
+>>>>>>> recall
 
-class SmartWeightingStrategy:
-    """Multiplies relevance, raised to the question's for answers, by a penalty for tool messages.
+FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
 
-    relevance = max(own, pair_coherence x that of the question before) x tool_penalty where it is a tool
-    message or calls one; `own` looks at words, neighbors, the stretch, who spoke and when.
-    """
 
-    def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = FLOOR) -> None:
-        self._tool_penalty, self._pair_coherence, self._floor = tool_penalty, pair_coherence, floor
+class KeywordRelevanceStrategy:
+    """Scores messages with BM25 against the question, scaled so that the best has 1."""
+
+    def __init__(self, floor: float = FLOOR) -> None:
+        self._floor = floor
 
     async def score(
         self,
         messages: Sequence[Message],
         query: str,
         conversation: Conversation,
-        context: Mapping[str, Any] | None = None,
+        context: Mapping[str, Any] | None = None,  # noqa: ARG002  part of the port
     ) -> Mapping[str, float]:
-        """Give each message its relevance; `context` may override `tool_penalty` and `pair_coherence`."""
-        overrides = context or {}
-        penalty = float(overrides.get("tool_penalty", self._tool_penalty))
-        coherence = float(overrides.get("pair_coherence", self._pair_coherence))
-        fitting = await asyncio.to_thread(
-            scores_of, messages, conversation.question, self._floor, sharpened(query)
-        )
-        scores, asked = {}, 0.0
-        for message in messages:
-            own = fitting[message.id]
-            if message.role == "user":
-                asked = own
-            elif not message.is_instruction:
-                own = max(own, coherence * asked)
-            is_tool = message.is_result or message.calls_tools
-            scores[message.id] = own * penalty if is_tool else own
-        return scores
+        """Give `floor` to a message without a word of the question, 1 to the best."""
+        return await asyncio.to_thread(keyword_scores, messages, query, conversation.question, self._floor)
 
     def name(self) -> str:
         """Name the strategy."""
-        return "smart"
+        return "keyword"
 
 
-def sharpened(query: str) -> Callable[[Sequence[Features]], list[float]]:
-    """Score by the square of relevance, so that recency, which comes on top, decides between what fits alike."""
-    return lambda features: [score * score for score in relevance(features, query)]
+def keyword_scores(
+    messages: Sequence[Message], query: str, question: Message | None, floor: float
+) -> dict[str, float]:
+    """Score messages by the words they share with `query`, the best with 1."""
+    return scores_of(
+        messages, question, floor, lambda features: bm25([f.terms for f in features], read_terms(query))
+    )
+
+
+def scores_of(
+    messages: Sequence[Message],
+    question: Message | None,
+    floor: float,
+    score: Callable[[Sequence[Features]], Sequence[float]],
+) -> dict[str, float]:
+    """Score all but the question, which as a document would dwarf the others, and scale from `floor` to 1."""
+    others = [message for message in messages if question is None or message.id != question.id]
+    raw = score([features_of(message.digest, message.text) for message in others])
+    best = max(raw, default=0.0)
+    scores = {
+        m.id: floor + (1 - floor) * s / best if best else floor for m, s in zip(others, raw, strict=True)
+    }
+    if question is not None:
+        scores[question.id] = 1.0
+    return scores
 
 
 # ──── eunoe/weighting/label_prompt.py ───────────────────────────────────────────────────────────────────────
@@ -6623,6 +6999,58 @@ def read_known(text: str | None) -> dict[str, str]:
 def write_known(known: Mapping[str, str]) -> str:
     """Write labels by name for a cache, the latest if there are very many."""
     return json.dumps(dict(list(known.items())[-_MOST_LABELS_CACHED:]), separators=(",", ":"))
+
+
+# ──── eunoe/weighting/smart.py ──────────────────────────────────────────────────────────────────────────────
+
+# Evidence kept rose with the power; from 3 on hardly. The newest messages count as a third more relevant then.
+SHARPNESS = 3
+LEAST = 0.001  # of what has nothing of the question, so that base weight and recency tell such messages apart
+
+
+class SmartWeightingStrategy:
+    """Multiplies relevance, raised to the question's for answers, by a penalty for tool messages.
+
+    relevance = max(own, pair_coherence x that of the question before) x tool_penalty where it is a tool
+    message or calls one; `own` looks at words, neighbors, the stretch, who spoke and when, and is `sharpened`.
+    """
+
+    def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = LEAST) -> None:
+        self._tool_penalty, self._pair_coherence, self._floor = tool_penalty, pair_coherence, floor
+
+    async def score(
+        self,
+        messages: Sequence[Message],
+        query: str,
+        conversation: Conversation,
+        context: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, float]:
+        """Give each message its relevance; `context` may override `tool_penalty` and `pair_coherence`."""
+        overrides = context or {}
+        penalty = float(overrides.get("tool_penalty", self._tool_penalty))
+        coherence = float(overrides.get("pair_coherence", self._pair_coherence))
+        fitting = await asyncio.to_thread(
+            scores_of, messages, conversation.question, self._floor, sharpened(query)
+        )
+        scores, asked = {}, 0.0
+        for message in messages:
+            own = fitting[message.id]
+            if message.role == "user":
+                asked = own
+            elif not message.is_instruction:
+                own = max(own, coherence * asked)
+            is_tool = message.is_result or message.calls_tools
+            scores[message.id] = own * penalty if is_tool else own
+        return scores
+
+    def name(self) -> str:
+        """Name the strategy."""
+        return "smart"
+
+
+def sharpened(query: str) -> Callable[[Sequence[Features]], list[float]]:
+    """Score by a power of relevance, so that recency, which comes on top, decides between what fits alike only."""
+    return lambda features: [score**SHARPNESS for score in relevance(features, query)]
 
 
 # ──── eunoe/anchors.py ──────────────────────────────────────────────────────────────────────────────────────
@@ -10303,6 +10731,7 @@ def locate(error: BaseException) -> list[str]:
 
 # Where each source file starts in this one; error reports use it.
 _SECTIONS = (
+<<<<<<< HEAD
     (80, "eunoe/errors.py", 15),
     (130, "eunoe/events.py", 17),
     (324, "eunoe/cache/entry.py", 5),
@@ -10381,4 +10810,41 @@ _SECTIONS = (
     (9741, "eunoe/summarizers/turn.py", 13),
     (9800, "eunoe/assembly.py", 35),
     (9965, "eunoe_hosts/open_webui.py", 66),
+=======
+    (56, "eunoe/errors.py", 15),
+    (106, "eunoe/memo.py", 8),
+    (133, "eunoe/terms.py", 12),
+    (240, "eunoe/estimate.py", 14),
+    (353, "eunoe/events.py", 17),
+    (525, "eunoe/usage.py", 9),
+    (633, "eunoe/budget.py", 14),
+    (755, "eunoe/conversation.py", 13),
+    (973, "eunoe/cues.py", 11),
+    (1033, "eunoe/kinds.py", 14),
+    (1144, "eunoe/sink.py", 15),
+    (1316, "eunoe/pricing.py", 19),
+    (1456, "eunoe/bonds.py", 14),
+    (1589, "eunoe/flags.py", 20),
+    (1877, "eunoe/tokens.py", 25),
+    (2024, "eunoe/weighting/static.py", 11),
+    (2044, "eunoe/relevance.py", 23),
+    (2265, "eunoe/listing.py", 10),
+    (2301, "eunoe/settings.py", 14),
+    (2481, "eunoe/plan.py", 16),
+    (2686, "eunoe/compress.py", 17),
+    (2871, "eunoe/job.py", 17),
+    (2981, "eunoe/ports.py", 18),
+    (3183, "eunoe/weighting/keyword.py", 13),
+    (3236, "eunoe/report.py", 12),
+    (3323, "eunoe/statusline.py", 13),
+    (3394, "eunoe/draft.py", 13),
+    (3524, "eunoe/algorithms/greedy.py", 14),
+    (3577, "eunoe/weighting/smart.py", 13),
+    (3629, "eunoe/anchors.py", 17),
+    (3795, "eunoe/algorithms/recency.py", 12),
+    (3820, "eunoe/selection.py", 19),
+    (3955, "eunoe/algorithms/dependency.py", 13),
+    (3990, "eunoe/orchestrator.py", 42),
+    (4193, "eunoe_hosts/open_webui.py", 45),
+>>>>>>> recall
 )

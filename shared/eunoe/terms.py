@@ -35,6 +35,25 @@ _STEM_ENDINGS = ("ingly", "edly", "ation", "ities", "ness", "ment", "ings", "ing
 _KEPT_ENDINGS = ("ss", "ay", "ey", "oy", "uy")  # as in class, display, monkey, deploy, buy
 _SHORT_ENDINGS = ("ed", "es", "er", "ly", "al", "s", "e", "y")
 
+# English forms that no ending tells of, or whose stem is too short to lose one: they count as the first of their
+# group. Left out is what is more often another word: `rose`, `lives`, `bit`, `lay`.
+_IRREGULAR = """
+begin began begun; bend bent; bite bitten; blow blew blown; break broke broken; bring brought; build built;
+buy bought; catch caught; choose chose chosen; come came; dig dug; draw drew drawn; drink drank drunk; drive
+drove driven; eat ate eaten; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flies flew
+flown; forget forgot forgotten; freeze froze frozen; get got gotten; give gave given; go goes going went
+gone; grow grew grown; hang hung; hear heard; hide hid hidden; hold held; keep kept; know knew known; lead
+led; leave left; lend lent; lose lost; make made; mean meant; meet met; pay paid; ride rode ridden; rise
+risen; run ran; say said; see saw seen; seek sought; sell sold; send sent; shake shook shaken; shoot shot;
+show shown; sing sang sung; sit sat; sleep slept; speak spoke spoken; spend spent; stand stood; steal stole
+stolen; stick stuck; strike struck; swear swore sworn; swim swam swum; take took taken; teach taught; tear
+tore torn; tell told; think thought; throw threw thrown; understand understood; wake woke woken; wear wore
+worn; win won; write wrote written; become became; burn burnt; cry cries cried; die dies died dying; dry
+dries dried; try tries tried; use used using; dream dreamt; learn learnt; child children; foot feet; half
+halves; index indices indexes; knife knives; leaf leaves; man men; matrix matrices; mouse mice; person
+people; shelf shelves; tooth teeth; vertex vertices; wife wives; wolf wolves; woman women
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -68,7 +87,14 @@ def _terms_in(token: str) -> list[str]:
 @functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
 def term_of(token: str) -> str:
     """Give the term a word counts as: its stem, or nothing for a stop word."""
-    return "" if token in _STOP else stem(token)
+    return "" if token in _STOP else stem(_regular().get(token, token))
+
+
+@functools.cache
+def _regular() -> Mapping[str, str]:
+    """Read the table of irregular forms: the plain form of each."""
+    groups = [group.split() for group in _IRREGULAR.split(";")]
+    return {form: plain for plain, *forms in groups for form in forms}
 
 
 def stem(word: str) -> str:

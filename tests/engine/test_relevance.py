@@ -1,5 +1,7 @@
 """Relevance without a model: words, neighbors, stretches, speakers, dates."""
 
+import pytest
+
 from eunoe.conversation import digest_of
 from eunoe.relevance import features_of, relevance
 
@@ -25,6 +27,27 @@ def test_a_message_lends_to_those_beside_it_and_more_to_those_after():
     near = [found[text] for text in (FILLER[5], FILLER[6], FILLER[7], FILLER[8])]
     assert near == sorted(near, reverse=True)
     assert near[0] > found[FILLER[4]] > found[FILLER[3]] > found[FILLER[0]]
+
+
+def test_a_short_message_takes_little_over_unless_it_replies_to_a_question():
+    long = "and so they talked until late, " + " ".join(f"of thing {n}" for n in range(20))
+    told, asked = "The harbor is deep.", "How deep is the harbor?"
+    found = [
+        scores([*FILLER, first, then, *FILLER[:5]], "harbor")[then]
+        for first in (told, asked)
+        for then in ("So.", "Twelve meters.", long)
+    ]
+    after_told, after_asked = found[:3], found[3:]
+    assert after_told == sorted(after_told)
+    assert after_told[0] < 0.1 < 0.3 < after_told[2]
+    assert after_asked == [after_asked[0]] * 3
+    assert after_asked[2] == pytest.approx(after_told[2], rel=0.1)
+
+
+def test_a_question_mark_in_the_middle_of_a_long_text_asks_nothing():
+    assert features_of("asks 1", "Which? " + "lorem ipsum " * 40).asks is False
+    assert features_of("asks 2", "lorem ipsum " * 40 + "Which?").asks is True
+    assert features_of("asks 3", "港はどこですか？").asks is True
 
 
 def test_a_stretch_about_the_question_raises_all_its_messages():

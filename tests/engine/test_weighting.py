@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from eunoe.conversation import Conversation
-from eunoe.relevance import bm25, features_of
-from eunoe.terms import Terms, read_terms, stem
+from eunoe.relevance import bm25, features_of, relevance
+from eunoe.terms import Terms, read_terms, stem, term_of
 from eunoe.weighting.keyword import FLOOR, KeywordRelevanceStrategy, scores_of
-from eunoe.weighting.smart import SmartWeightingStrategy, sharpened
+from eunoe.weighting.smart import LEAST, SmartWeightingStrategy, sharpened
 from eunoe.weighting.static import StaticWeightStrategy
 
 from .strategies import conversations
@@ -66,18 +66,34 @@ def words(text):
         "price prices priced pricing",
         "server servers",
         "display displays displayed",
+        "go goes going went gone",
+        "child children",
+        "teach teaches teaching taught",
+        "woman women",
+        "try tries trying tried",
+        "use uses using used",
     ],
 )
 def test_forms_of_a_word_are_one_term(group):
-    assert len({stem(word) for word in group.split()}) == 1
+    assert len({term_of(word) for word in group.split()}) == 1
 
 
 @pytest.mark.parametrize(
-    "pair", ["port part", "class clash", "9464 9465", "budget bucket", "error terror", "node note"]
+    "pair",
+    [
+        "port part",
+        "class clash",
+        "9464 9465",
+        "budget bucket",
+        "error terror",
+        "node note",
+        "rose rise",
+        "lives life",
+    ],
 )
 def test_unlike_words_are_unlike_terms(pair):
     a, b = pair.split()
-    assert stem(a) != stem(b)
+    assert term_of(a) != term_of(b)
 
 
 def test_short_words_numbers_and_words_with_accents_stay_as_they_are():
@@ -236,7 +252,7 @@ def smart(messages, expected_of, **options):
     """Give the scores, and what `expected_of` makes of each message's own relevance."""
     conversation = Conversation.from_openai_messages(messages)
     question = conversation.question
-    own = scores_of(conversation.messages, question, FLOOR, sharpened(question.text))
+    own = scores_of(conversation.messages, question, LEAST, sharpened(question.text))
     by_letter = dict(zip("abcdefgh", (own[m.id] for m in conversation.messages), strict=False))
     return scores(SmartWeightingStrategy(**options), messages), expected_of(by_letter)
 
@@ -278,7 +294,22 @@ def test_what_stands_beside_a_match_counts_without_a_word_of_the_question():
         user("harbor?"),
     ]
     found = scores(SmartWeightingStrategy(pair_coherence=0), messages)
-    assert found[0] == 1.0 > found[1] > found[2] > found[8] == FLOOR
+    assert found[0] == 1.0 > found[1] > found[2] > found[8] == LEAST
+
+
+def test_relevance_is_sharpened_so_that_the_newest_needs_three_quarters_of_the_best_to_outweigh_it():
+    messages = [
+        user("How deep is the harbor?"),
+        *[user("Hm."), user("Well.")] * 6,
+        user("harbor depth"),
+        user("harbor?"),
+    ]
+    conversation = Conversation.from_openai_messages(messages)
+    features = [features_of(m.digest, m.text) for m in conversation.messages[:-1]]
+    plain = relevance(features, "harbor?")
+    found = scores(SmartWeightingStrategy(pair_coherence=0), messages)
+    assert found[:-1] == pytest.approx([0.001 + 0.999 * score**3 for score in plain])
+    assert 0.7**3 * 2.5 < 1 < 0.75**3 * 2.5  # 2.5 is what recency lends the newest
 
 
 def test_an_answer_keeps_its_own_weight_if_that_is_more():
@@ -293,7 +324,7 @@ def test_an_answer_takes_nothing_over_from_an_earlier_turn_and_an_instruction_no
     messages = [user("harbor"), rule, answer("Yes."), *far, user("harbor?")]
     found = scores(SmartWeightingStrategy(), messages)
     assert found[2] == 0.8 > found[1]
-    assert found[-2] == FLOOR
+    assert found[-2] == LEAST
 
 
 def test_the_factors_are_options():

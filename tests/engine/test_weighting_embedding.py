@@ -17,7 +17,7 @@ from eunoe.weighting.embedding import EmbeddingSimilarityStrategy, nearness_of
 from eunoe.weighting.hybrid import HybridWeightingStrategy
 from eunoe.weighting.keyword import FLOOR
 from eunoe.weighting.similarity import pieces_of
-from eunoe.weighting.smart import SmartWeightingStrategy
+from eunoe.weighting.smart import LEAST, SHARPNESS, SmartWeightingStrategy
 from eunoe.weighting.static import StaticWeightStrategy
 from eunoe.weighting.vectors import (
     VectorMemory,
@@ -135,13 +135,26 @@ def test_the_best_has_one_and_what_is_not_near_the_floor():
     assert higher == pytest.approx([0.3 + 0.7 * (score - FLOOR) / (1 - FLOOR) for score in found])
 
 
+LONG = " ".join(f"word{n}" for n in range(20))  # holds enough to take over all that is lent
+
+
 def test_a_message_lends_to_those_beside_it():
-    found = scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0))
-    assert found[:6] == pytest.approx([1.0, 0.3, 0.175, 0.1, 0.06, 0.0], abs=0.01)
-    before = [answer("Well."), user("So."), user("a boat"), *[answer("Hm.")] * 8, user("a ship")]
+    after = [user("a boat"), *[answer(f"Hm {n}. {LONG}") for n in range(8)], user("a ship")]
+    found = scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0), after)
+    assert found[:6] == pytest.approx([1.0, 0.45, 0.26, 0.15, 0.09, 0.0], abs=0.01)
+    before = [answer(LONG), user(f"So. {LONG}"), user("a boat"), *[answer("Hm.")] * 8, user("a ship")]
     assert scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0), before)[:3] == pytest.approx(
-        [0.125, 0.2, 1.0]
+        [0.19, 0.3, 1.0]
     )
+
+
+def test_a_short_message_takes_over_little_unless_it_replies_to_a_question():
+    chat = [user("a boat"), answer("one two three four"), *[user("Hm.")] * 6, user("a ship")]
+    assert scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0), chat)[1] == pytest.approx(
+        0.45 * 0.2
+    )
+    asked = [user("a boat?"), *chat[1:]]
+    assert scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0), asked)[1] == pytest.approx(0.45)
 
 
 def test_models_whose_cosines_lie_elsewhere_weigh_alike():
@@ -159,10 +172,10 @@ def test_messages_that_are_all_as_near_weigh_alike():
 
 def test_a_message_without_text_is_not_embedded_and_has_what_its_neighbors_lend():
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
-    chat = [user("a boat"), call, {"role": "tool", "tool_call_id": "c", "content": "12"}, *CHAT[2:]]
+    chat = [user("a boat?"), call, {"role": "tool", "tool_call_id": "c", "content": "12"}, *CHAT[2:]]
     embedder = Meanings()
     found = scores(EmbeddingSimilarityStrategy(embedder=embedder, floor=0), chat)
-    assert found[1] == pytest.approx(0.3, abs=0.01)
+    assert found[1] == pytest.approx(0.45, abs=0.01)
     assert "" not in embedder.asked
 
 
@@ -315,7 +328,7 @@ def test_what_has_no_vector_yet_is_weighed_by_its_words():
             user("that was a ship of the line, they say"), answer("Yes."), user("a ship that sank")]  # fmt: skip
     hybrid = HybridWeightingStrategy(embedder=Meanings(), most=3, pair_coherence=0)
     words = scores(SmartWeightingStrategy(pair_coherence=0), chat)
-    assert 0.1 < words[14] < 0.9
+    assert LEAST < words[14] < 0.5
     assert scores(hybrid, chat)[14] == pytest.approx(words[14])
 
 
@@ -473,7 +486,7 @@ def test_hybrid_adds_up_words_and_meaning():
     words = relevance([features_of(m.digest, m.text) for m in others], CHAT[-1]["content"])
     meaning = scores(EmbeddingSimilarityStrategy(embedder=Meanings(), floor=0))[:-1]
     fused = [a + 0.7 * b for a, b in zip(words, meaning, strict=True)]
-    expected = [0.05 + 0.95 * (f / max(fused)) ** 2 for f in fused]
+    expected = [LEAST + (1 - LEAST) * (f / max(fused)) ** SHARPNESS for f in fused]
     assert scores(strategy) == pytest.approx([*expected, 1.0])
 
 

@@ -10,9 +10,9 @@ from ..conversation import Conversation, Message
 from ..ports import CacheBackend, Clock, Embedder
 from ..relevance import relevance
 from .embedding import embedder_for, nearness_of
-from .keyword import FLOOR, scores_of
+from .keyword import scores_of
 from .similarity import MOST_IN_TURN, Similarity
-from .smart import SmartWeightingStrategy
+from .smart import LEAST, SHARPNESS, SmartWeightingStrategy
 
 # What meaning counts beside words. Fused ranks kept as much of the evidence in long chats, but in a chat of a
 # dozen messages ranks are all alike, however far apart what they rank is.
@@ -37,7 +37,7 @@ class HybridWeightingStrategy:
         cache: CacheBackend | None = None,
         tool_penalty: float = 0.5,
         pair_coherence: float = 0.8,
-        floor: float = FLOOR,
+        floor: float = LEAST,
         most: int = MOST_IN_TURN,
         patience: float = 10.0,
         rest: float = 30.0,
@@ -114,7 +114,7 @@ def _fused(
 ) -> dict[str, float]:
     """Add up words and meaning, from `floor` to 1; of what has no vector yet, words count for both.
 
-    The square is there so that recency, which comes on top, decides between what fits alike.
+    The power is there so that recency, which comes on top, decides between what fits alike only.
     """
     near = nearness_of(messages, cosines)
     nearest = max((value for value in near if value is not None), default=0.0) or 1.0
@@ -123,4 +123,7 @@ def _fused(
         for m, value in zip(messages, near, strict=True)
     ]
     best = max(fused, default=0.0) or 1.0
-    return {m.id: floor + (1 - floor) * (value / best) ** 2 for m, value in zip(messages, fused, strict=True)}
+    return {
+        m.id: floor + (1 - floor) * (value / best) ** SHARPNESS
+        for m, value in zip(messages, fused, strict=True)
+    }

@@ -8,17 +8,21 @@ from typing import Any
 
 from ..conversation import Conversation, Message
 from ..relevance import Features, relevance
-from .keyword import FLOOR, scores_of
+from .keyword import scores_of
+
+# Evidence kept rose with the power; from 3 on hardly. The newest messages count as a third more relevant then.
+SHARPNESS = 3
+LEAST = 0.001  # of what has nothing of the question, so that base weight and recency tell such messages apart
 
 
 class SmartWeightingStrategy:
     """Multiplies relevance, raised to the question's for answers, by a penalty for tool messages.
 
     relevance = max(own, pair_coherence x that of the question before) x tool_penalty where it is a tool
-    message or calls one; `own` looks at words, neighbors, the stretch, who spoke and when.
+    message or calls one; `own` looks at words, neighbors, the stretch, who spoke and when, and is `sharpened`.
     """
 
-    def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = FLOOR) -> None:
+    def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = LEAST) -> None:
         self._tool_penalty, self._pair_coherence, self._floor = tool_penalty, pair_coherence, floor
 
     async def score(
@@ -52,5 +56,5 @@ class SmartWeightingStrategy:
 
 
 def sharpened(query: str) -> Callable[[Sequence[Features]], list[float]]:
-    """Score by the square of relevance, so that recency, which comes on top, decides between what fits alike."""
-    return lambda features: [score * score for score in relevance(features, query)]
+    """Score by a power of relevance, so that recency, which comes on top, decides between what fits alike only."""
+    return lambda features: [score**SHARPNESS for score in relevance(features, query)]
