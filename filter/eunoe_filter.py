@@ -8,13 +8,8 @@ required_open_webui_version: 0.11.2
 """
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
-<<<<<<< HEAD
-# It is Eunoe 0.1.0, made of 78 files; the SHA-256 digest of their text is
-# eec6060f9974cd7f3e001207c3dd73c8dd254823053a2d7b2ea71cb96cfe6ac5.
-=======
-# It is Eunoe 0.1.0, made of 35 files; the SHA-256 digest of their text is
-# dc48f05a0544fdc2ba43a9c32d8aa13ea4805b8da03d27550cb68758c1c68f96.
->>>>>>> recall
+# It is Eunoe 0.1.0, made of 81 files; the SHA-256 digest of their text is
+# ef3d8a806bc65492fd566f4dd91c9ee52b57d729568ecec0e64e8e1088263692.
 
 from __future__ import annotations
 
@@ -44,18 +39,12 @@ import traceback
 import unicodedata
 import uuid
 import weakref
-<<<<<<< HEAD
-import zlib
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
-=======
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
->>>>>>> recall
 from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -136,7 +125,6 @@ class AnswerRefused(EunoeError):
         self.model, self.problem = model, problem
 
 
-<<<<<<< HEAD
 # ──── eunoe/events.py ───────────────────────────────────────────────────────────────────────────────────────
 
 SCHEMA_VERSION = 1
@@ -400,8 +388,6 @@ class Outage:
             logger.info("eunoe: the %s works again", self._name)
 
 
-=======
->>>>>>> recall
 # ──── eunoe/memo.py ─────────────────────────────────────────────────────────────────────────────────────────
 
 Value = TypeVar("Value")
@@ -757,88 +743,6 @@ def _total_money(values: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(value for value in known if value is not None)
 
 
-<<<<<<< HEAD
-# ──── eunoe/terms.py ────────────────────────────────────────────────────────────────────────────────────────
-
-# A long log says what it is about at its ends; reading all of it would cost more than it tells.
-_READ_FROM_START, _READ_FROM_END = 16_000, 8_000
-
-_TOKEN = re.compile(
-    r"[a-z0-9\u00c0-\u024f\u0370-\u0dff\u10a0-\u177f\u1800-\u1fff]+"
-    r"|[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
-)
-# Thai, Lao, Tibetan, Burmese and Khmer; kana, Han and Hangul.
-_WITHOUT_SPACES = re.compile(
-    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]"
-)
-
-_STOP = frozenset(
-    "a about after again all also am an and any are as at be because been before being both but by can could did do "
-    "does doing down during each few for from further had has have having he her here hers him his how i if in into "
-    "is it its itself just let like ll me more most my no nor not now of off on once only or other our out over own "
-    "please re same she should so some such than that the their them then there these they this those through to too "
-    "under until up ve very was we were what when where which while who whom why will with would you your yours "
-    "der die das und ist ein eine nicht mit von zu den im für auf le la les des et est un une que dans pour el los "
-    "las y es en por con para".split()
-)
-
-_STEM_ENDINGS = ("ingly", "edly", "ation", "ities", "ness", "ment", "ings", "ing", "ies", "ied", "ers", "est")
-_KEPT_ENDINGS = ("ss", "ay", "ey", "oy", "uy")  # as in class, display, monkey, deploy, buy
-_SHORT_ENDINGS = ("ed", "es", "er", "ly", "al", "s", "e", "y")
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How often each term occurs in a text, and how many terms it has."""
-
-    counts: Mapping[str, int]
-    length: int
-
-
-def read_terms(text: str) -> Terms:
-    """Cut a text into stemmed terms without stop words; scripts without spaces give pairs of characters."""
-    if len(text) > _READ_FROM_START + _READ_FROM_END:
-        text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
-    tokens = _TOKEN.findall(text.lower())
-    if text.isascii():
-        counts = Counter(map(term_of, tokens))
-    else:
-        counts = Counter(term for token in tokens for term in _terms_in(token))
-    counts.pop("", None)
-    return Terms(counts, counts.total())
-
-
-def _terms_in(token: str) -> list[str]:
-    if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
-        return [token[i : i + 2] for i in range(max(1, len(token) - 1))]
-    return [term_of(token)]
-
-
-@functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
-def term_of(token: str) -> str:
-    """Give the term a word counts as: its stem, or nothing for a stop word."""
-    return "" if token in _STOP else stem(token)
-
-
-def stem(word: str) -> str:
-    """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
-    if len(word) < 4 or not word.isascii() or word.isdigit():
-        return word
-    for ending in _STEM_ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            return _undoubled(word[: -len(ending)])
-    for ending in _SHORT_ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith(_KEPT_ENDINGS):
-            return _undoubled(word[: -len(ending)])
-    return word
-
-
-def _undoubled(root: str) -> str:
-    return root[:-1] if len(root) > 3 and root[-1] == root[-2] and root[-1] not in "ls" else root
-
-
 # ──── eunoe/summarizers/language.py ─────────────────────────────────────────────────────────────────────────
 
 _SAMPLE = 3_000  # characters from each end
@@ -942,7 +846,7 @@ _ENDING = (
 _NAME = r"[^\s/\\\"'`<>|,;:，。；、（）()\[\]{}]"
 
 # What stands first takes its text from those behind it. Edges are ASCII, since Chinese has no spaces.
-_KINDS: Mapping[str, str] = {
+_VALUE_KINDS: Mapping[str, str] = {
     "url": r"\b[a-z][a-z0-9+]{1,12}://[^\s<>\"'`|，。；、）】]{2,300}(?<![.,:;!?)\]}*])",
     "email": r"(?<![\w.+À-ɏ-])[\w.+À-ɏ-]{1,64}@[\w-]{1,63}(?:\.[\w-]{2,63}){1,4}\b",
     "path": (
@@ -970,10 +874,11 @@ _KINDS: Mapping[str, str] = {
     ),
     "number": rf"(?<![\w.]){_FIGURE}(?:\s?{_UNIT})?",
 }
-_VALUE = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.ASCII)
+_VALUE = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _VALUE_KINDS.items()), re.ASCII)
+_REST_OF_ERROR = r"(?:(?!\.\s)[^\n，。；]){4,}"  # to the end of its sentence
 _ERROR = re.compile(
     r"(?:\b[A-Za-z_.]{0,60}(?:Error|Exception|Timeout|Refused)|\b(?:error|fatal|panic)|\bE[A-Z]{5,20}\b)[ \t]*[:\[(]"
-    r"[^\n，。；]{4,}|\b(?:ERROR|FATAL)\b[^\n，。；]{4,}"
+    rf"{_REST_OF_ERROR}|\b(?:ERROR|FATAL)\b{_REST_OF_ERROR}"
 )
 _OTHER_DIGIT = re.compile(r"[^\D0-9]")  # Arabic, Persian, Devanagari, full-width
 _RUN = re.compile(r"\d+")
@@ -1668,8 +1573,6 @@ def _asked_wait(header: str) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-=======
->>>>>>> recall
 # ──── eunoe/budget.py ───────────────────────────────────────────────────────────────────────────────────────
 
 # A reply reserve that nobody asked for never takes more of a small window than this.
@@ -1687,6 +1590,7 @@ class BoundSource(StrEnum):
     USER = "user"
     TARGET = "target"
     COST = "cost"
+    COMPACT = "compact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -2071,177 +1975,6 @@ def _is_blank_part(part: Any) -> bool:
     if isinstance(part, dict) and part.get("type", "text") not in {"text", "input_text", "output_text"}:
         return False
     return not part_text(part).strip()
-
-
-# ──── eunoe/cues.py ─────────────────────────────────────────────────────────────────────────────────────────
-
-class Cue(StrEnum):
-    """What a question may ask for and a text may tell."""
-
-    TIME = "time"
-    NUMBER = "number"
-
-
-_ASKED = {
-    Cue.TIME: re.compile(
-        r"^\W*when\b|\bwhen (?:did|do|does|was|were|is|are|will|has|have|had|would|should|can)\b"
-        r"|\bhow (?:long|recently)\b|\b(?:what|which) (?:date|day|week|month|year|time)\b|\bsince when\b"
-    ),
-    Cue.NUMBER: re.compile(
-        r"\bhow (?:many|much|old|often|far|big|tall|large)\b|\b(?:what|which) (?:number|price|age|amount|version)\b"
-    ),
-}
-_MOST_READ = 2_000  # characters of a question; what is asked stands at its beginning or its end
-
-# "May" is no sure sign, and "evening" has the stem of "even".
-_TIMES = frozenset(
-    map(
-        term_of,
-        "yesterday today tonight tomorrow ago last next since hour day week weekend month year morning afternoon "
-        "midnight noon spring summer autumn winter january february march april june july august september october "
-        "november december monday tuesday wednesday thursday friday saturday sunday".split(),
-    )
-)
-_NUMBERS = frozenset(
-    map(
-        term_of,
-        "two three four five six seven eight nine ten eleven twelve dozen hundred thousand million twice couple "
-        "several".split(),
-    )
-)
-_YEAR = re.compile(r"(?:19|20)\d\d")
-_DIGIT = re.compile(r"[0-9]")
-
-
-def cues_asked(question: str) -> frozenset[Cue]:
-    """Say what an English question wants to be told."""
-    if len(question) > 2 * _MOST_READ:
-        question = f"{question[:_MOST_READ]} {question[-_MOST_READ:]}"
-    lowered = question.lower()
-    return frozenset(cue for cue, pattern in _ASKED.items() if pattern.search(lowered))
-
-
-def cues_told(text: str, terms: Terms) -> frozenset[Cue]:
-    """Say what a text tells; `terms` are its own."""
-    words = terms.counts.keys()
-    numbers = [word for word in words if word[0].isdigit()] if _DIGIT.search(text) else []
-    told = set()
-    if not _TIMES.isdisjoint(words) or any(_YEAR.fullmatch(number) for number in numbers):
-        told.add(Cue.TIME)
-    if numbers or not _NUMBERS.isdisjoint(words):
-        told.add(Cue.NUMBER)
-    return frozenset(told)
-
-
-# ──── eunoe/kinds.py ────────────────────────────────────────────────────────────────────────────────────────
-
-# Words that name a kind, then words for what is of that kind.
-_KINDS = """\
-family relative: mother mom mum father dad parent sister brother sibling son daughter child kid baby wife husband
-  grandmother grandma grandfather grandpa aunt uncle cousin niece nephew
-parent: mother mom mum father dad
-child kid: son daughter baby toddler boy girl
-partner spouse relationship: wife husband girlfriend boyfriend fiance bride date marry
-pet animal: dog puppy pup cat kitten rabbit hamster parrot bird fish turtle horse snake
-job work career profession occupation: employer boss manager office salary hire promotion interview company
-  colleague engineer teacher nurse doctor lawyer
-school study education degree: college university class course exam student teacher professor graduate lecture
-  thesis homework
-sport: football soccer basketball baseball tennis golf hockey volleyball swim run surf ski snowboard climb skate
-  box rugby cricket marathon
-exercise fitness workout: gym run jog yoga swim cycle hike lift train stretch pilates
-hobby activity pastime interest: paint draw read garden cook bake hike camp fish swim dance sing knit photography
-  pottery guitar piano chess
-food meal dish eat cuisine: breakfast lunch dinner cook bake recipe pizza pasta soup salad bread cake chicken fish
-  rice cheese vegetable fruit sushi curry
-dessert sweet: cake cookie pie chocolate candy pastry
-drink beverage: coffee tea water juice beer wine milk soda cocktail
-health medical illness condition disease: doctor hospital sick pain injury surgery diagnose medicine medication
-  symptom fever allergy asthma diabetes therapy clinic
-injury hurt: break sprain wound ankle knee twist accident
-instrument: guitar piano violin drum flute clarinet cello saxophone
-music: song band concert album singer guitar piano jazz rock
-art artwork: paint draw sculpture sketch gallery museum
-book: novel read author series story chapter
-film movie show: watch series cinema actor director scene
-game: play video console board chess card player
-vehicle transport: car truck bus train bike bicycle motorcycle boat plane van
-car: drive vehicle truck engine
-travel trip vacation holiday visit: flight hotel airport tour beach fly abroad road
-country nation: abroad usa america england france germany italy spain canada mexico japan china india brazil
-  australia ireland sweden
-state: california texas florida oregon washington nevada colorado arizona michigan minnesota ohio georgia alaska
-  hawaii virginia
-city town: london paris york chicago boston seattle berlin tokyo rome toronto barcelona
-outdoor nature: hike camp park forest mountain lake beach trail river
-home house live: apartment flat rent mortgage room kitchen move landlord neighbor
-money financial finance cost: price pay budget salary loan dollar euro debt bank invoice rent save tax
-buy purchase: shop store order new
-gift present: birthday christmas buy give
-event celebration: party wedding birthday festival concert conference parade ceremony anniversary
-religion religious faith: church god pray bible mosque temple
-feeling feel emotion mood: happy sad angry excite anxious proud afraid nervous grateful stress lonely glad upset
-fear afraid: scare anxious nervous worry
-volunteer charity: donate shelter fundraiser community nonprofit
-plant garden: flower tree vegetable seed tomato rose
-clothes clothing wear: shirt dress shoe jacket jeans hat coat
-weather: rain snow sun wind storm hot cold
-color colour: red blue green yellow black white purple orange pink brown
-day: monday tuesday wednesday thursday friday saturday sunday
-error bug problem fail issue: exception traceback crash wrong broken failure fault
-database db: sqlite postgres postgresql mysql redis mongodb sql table query schema
-language: python javascript typescript java rust go ruby kotlin swift english german french spanish
-test: pytest assert mock coverage unittest fixture
-deploy server hosting: docker kubernetes aws azure nginx container cloud vm
-subject field: math physics chemistry biology history geography economics psychology philosophy law literature
-qualification degree: bachelor master phd diploma certificate graduate
-company firm organization: google amazon microsoft apple startup agency bank corporation business
-device gadget hardware: phone laptop computer tablet camera headphone printer keyboard monitor iphone android
-platform system os: linux ubuntu debian windows mac macos ios android
-framework library package: react django flask fastapi pandas numpy vue angular spring rails
-editor ide: vim emacs vscode pycharm
-browser: chrome firefox safari edge
-format file: csv json xml yaml pdf png excel markdown zip
-network connection: wifi router vpn dns proxy port firewall ip
-security secret credential: password token key certificate encryption login
-media: facebook instagram twitter youtube tiktok blog podcast newspaper
-holiday: christmas easter thanksgiving halloween hanukkah ramadan eve
-season: spring summer autumn winter
-month: january february march april june july august september october november december
-furniture: table chair sofa couch bed desk shelf lamp cupboard
-room: kitchen bedroom bathroom garage basement attic office garden
-appliance: fridge oven dishwasher washer microwave kettle heater
-material fabric: wood metal plastic glass cotton leather wool stone steel silk
-body: arm leg head hand foot back shoulder knee heart stomach eye ear skin
-diet: vegan vegetarian keto calorie protein gluten sugar weight
-craft handmade: knit sew crochet pottery quilt carve clay woodwork
-dance: ballet salsa tango waltz hip ballroom
-politics political government: election vote president minister senator party campaign law mayor
-disaster: earthquake flood hurricane fire tornado storm
-loss grief death: funeral pass mourn bury memory
-crime: theft steal rob police arrest jail fraud
-pay payment: card cash paypal transfer invoice bank
-personality character trait: kind honest brave shy patient generous funny loyal creative smart
-"""
-
-
-def kin_of(asked: Iterable[str]) -> frozenset[str]:
-    """Give the terms for what is of a kind that one of the terms names, without the terms themselves."""
-    terms = frozenset(asked)
-    kinds = _kinds()
-    return frozenset().union(*(kinds[term] for term in terms & kinds.keys())) - terms
-
-
-@functools.cache
-def _kinds() -> Mapping[str, frozenset[str]]:
-    """Read the table: for each term that names a kind the terms of that kind, other names of it among them."""
-    kinds: dict[str, frozenset[str]] = {}
-    for line in _KINDS.replace("\n  ", " ").splitlines():
-        names, _, members = line.partition(":")
-        named = frozenset(map(term_of, names.split()))
-        for name in named:
-            kinds[name] = kinds.get(name, frozenset()) | named | frozenset(map(term_of, members.split()))
-    return kinds
 
 
 # ──── eunoe/sink.py ─────────────────────────────────────────────────────────────────────────────────────────
@@ -2855,6 +2588,177 @@ def _reason_of(error: Exception) -> str:
     return str(found or type(error).__name__)
 
 
+# ──── eunoe/cues.py ─────────────────────────────────────────────────────────────────────────────────────────
+
+class Cue(StrEnum):
+    """What a question may ask for and a text may tell."""
+
+    TIME = "time"
+    NUMBER = "number"
+
+
+_ASKED = {
+    Cue.TIME: re.compile(
+        r"^\W*when\b|\bwhen (?:did|do|does|was|were|is|are|will|has|have|had|would|should|can)\b"
+        r"|\bhow (?:long|recently)\b|\b(?:what|which) (?:date|day|week|month|year|time)\b|\bsince when\b"
+    ),
+    Cue.NUMBER: re.compile(
+        r"\bhow (?:many|much|old|often|far|big|tall|large)\b|\b(?:what|which) (?:number|price|age|amount|version)\b"
+    ),
+}
+_MOST_READ_OF_QUESTION = 2_000  # characters of a question; what is asked stands at its beginning or its end
+
+# "May" is no sure sign, and "evening" has the stem of "even".
+_TIMES = frozenset(
+    map(
+        term_of,
+        "yesterday today tonight tomorrow ago last next since hour day week weekend month year morning afternoon "
+        "midnight noon spring summer autumn winter january february march april june july august september october "
+        "november december monday tuesday wednesday thursday friday saturday sunday".split(),
+    )
+)
+_NUMBERS = frozenset(
+    map(
+        term_of,
+        "two three four five six seven eight nine ten eleven twelve dozen hundred thousand million twice couple "
+        "several".split(),
+    )
+)
+_YEAR = re.compile(r"(?:19|20)\d\d")
+_DIGIT = re.compile(r"[0-9]")
+
+
+def cues_asked(question: str) -> frozenset[Cue]:
+    """Say what an English question wants to be told."""
+    if len(question) > 2 * _MOST_READ_OF_QUESTION:
+        question = f"{question[:_MOST_READ_OF_QUESTION]} {question[-_MOST_READ_OF_QUESTION:]}"
+    lowered = question.lower()
+    return frozenset(cue for cue, pattern in _ASKED.items() if pattern.search(lowered))
+
+
+def cues_told(text: str, terms: Terms) -> frozenset[Cue]:
+    """Say what a text tells; `terms` are its own."""
+    words = terms.counts.keys()
+    numbers = [word for word in words if word[0].isdigit()] if _DIGIT.search(text) else []
+    told = set()
+    if not _TIMES.isdisjoint(words) or any(_YEAR.fullmatch(number) for number in numbers):
+        told.add(Cue.TIME)
+    if numbers or not _NUMBERS.isdisjoint(words):
+        told.add(Cue.NUMBER)
+    return frozenset(told)
+
+
+# ──── eunoe/kinds.py ────────────────────────────────────────────────────────────────────────────────────────
+
+# Words that name a kind, then words for what is of that kind.
+_KIND_WORDS = """\
+family relative: mother mom mum father dad parent sister brother sibling son daughter child kid baby wife husband
+  grandmother grandma grandfather grandpa aunt uncle cousin niece nephew
+parent: mother mom mum father dad
+child kid: son daughter baby toddler boy girl
+partner spouse relationship: wife husband girlfriend boyfriend fiance bride date marry
+pet animal: dog puppy pup cat kitten rabbit hamster parrot bird fish turtle horse snake
+job work career profession occupation: employer boss manager office salary hire promotion interview company
+  colleague engineer teacher nurse doctor lawyer
+school study education degree: college university class course exam student teacher professor graduate lecture
+  thesis homework
+sport: football soccer basketball baseball tennis golf hockey volleyball swim run surf ski snowboard climb skate
+  box rugby cricket marathon
+exercise fitness workout: gym run jog yoga swim cycle hike lift train stretch pilates
+hobby activity pastime interest: paint draw read garden cook bake hike camp fish swim dance sing knit photography
+  pottery guitar piano chess
+food meal dish eat cuisine: breakfast lunch dinner cook bake recipe pizza pasta soup salad bread cake chicken fish
+  rice cheese vegetable fruit sushi curry
+dessert sweet: cake cookie pie chocolate candy pastry
+drink beverage: coffee tea water juice beer wine milk soda cocktail
+health medical illness condition disease: doctor hospital sick pain injury surgery diagnose medicine medication
+  symptom fever allergy asthma diabetes therapy clinic
+injury hurt: break sprain wound ankle knee twist accident
+instrument: guitar piano violin drum flute clarinet cello saxophone
+music: song band concert album singer guitar piano jazz rock
+art artwork: paint draw sculpture sketch gallery museum
+book: novel read author series story chapter
+film movie show: watch series cinema actor director scene
+game: play video console board chess card player
+vehicle transport: car truck bus train bike bicycle motorcycle boat plane van
+car: drive vehicle truck engine
+travel trip vacation holiday visit: flight hotel airport tour beach fly abroad road
+country nation: abroad usa america england france germany italy spain canada mexico japan china india brazil
+  australia ireland sweden
+state: california texas florida oregon washington nevada colorado arizona michigan minnesota ohio georgia alaska
+  hawaii virginia
+city town: london paris york chicago boston seattle berlin tokyo rome toronto barcelona
+outdoor nature: hike camp park forest mountain lake beach trail river
+home house live: apartment flat rent mortgage room kitchen move landlord neighbor
+money financial finance cost: price pay budget salary loan dollar euro debt bank invoice rent save tax
+buy purchase: shop store order new
+gift present: birthday christmas buy give
+event celebration: party wedding birthday festival concert conference parade ceremony anniversary
+religion religious faith: church god pray bible mosque temple
+feeling feel emotion mood: happy sad angry excite anxious proud afraid nervous grateful stress lonely glad upset
+fear afraid: scare anxious nervous worry
+volunteer charity: donate shelter fundraiser community nonprofit
+plant garden: flower tree vegetable seed tomato rose
+clothes clothing wear: shirt dress shoe jacket jeans hat coat
+weather: rain snow sun wind storm hot cold
+color colour: red blue green yellow black white purple orange pink brown
+day: monday tuesday wednesday thursday friday saturday sunday
+error bug problem fail issue: exception traceback crash wrong broken failure fault
+database db: sqlite postgres postgresql mysql redis mongodb sql table query schema
+language: python javascript typescript java rust go ruby kotlin swift english german french spanish
+test: pytest assert mock coverage unittest fixture
+deploy server hosting: docker kubernetes aws azure nginx container cloud vm
+subject field: math physics chemistry biology history geography economics psychology philosophy law literature
+qualification degree: bachelor master phd diploma certificate graduate
+company firm organization: google amazon microsoft apple startup agency bank corporation business
+device gadget hardware: phone laptop computer tablet camera headphone printer keyboard monitor iphone android
+platform system os: linux ubuntu debian windows mac macos ios android
+framework library package: react django flask fastapi pandas numpy vue angular spring rails
+editor ide: vim emacs vscode pycharm
+browser: chrome firefox safari edge
+format file: csv json xml yaml pdf png excel markdown zip
+network connection: wifi router vpn dns proxy port firewall ip
+security secret credential: password token key certificate encryption login
+media: facebook instagram twitter youtube tiktok blog podcast newspaper
+holiday: christmas easter thanksgiving halloween hanukkah ramadan eve
+season: spring summer autumn winter
+month: january february march april june july august september october november december
+furniture: table chair sofa couch bed desk shelf lamp cupboard
+room: kitchen bedroom bathroom garage basement attic office garden
+appliance: fridge oven dishwasher washer microwave kettle heater
+material fabric: wood metal plastic glass cotton leather wool stone steel silk
+body: arm leg head hand foot back shoulder knee heart stomach eye ear skin
+diet: vegan vegetarian keto calorie protein gluten sugar weight
+craft handmade: knit sew crochet pottery quilt carve clay woodwork
+dance: ballet salsa tango waltz hip ballroom
+politics political government: election vote president minister senator party campaign law mayor
+disaster: earthquake flood hurricane fire tornado storm
+loss grief death: funeral pass mourn bury memory
+crime: theft steal rob police arrest jail fraud
+pay payment: card cash paypal transfer invoice bank
+personality character trait: kind honest brave shy patient generous funny loyal creative smart
+"""
+
+
+def kin_of(asked: Iterable[str]) -> frozenset[str]:
+    """Give the terms for what is of a kind that one of the terms names, without the terms themselves."""
+    terms = frozenset(asked)
+    kinds = _kinds()
+    return frozenset().union(*(kinds[term] for term in terms & kinds.keys())) - terms
+
+
+@functools.cache
+def _kinds() -> Mapping[str, frozenset[str]]:
+    """Read the table: for each term that names a kind the terms of that kind, other names of it among them."""
+    kinds: dict[str, frozenset[str]] = {}
+    for line in _KIND_WORDS.replace("\n  ", " ").splitlines():
+        names, _, members = line.partition(":")
+        named = frozenset(map(term_of, names.split()))
+        for name in named:
+            kinds[name] = kinds.get(name, frozenset()) | named | frozenset(map(term_of, members.split()))
+    return kinds
+
+
 # ──── eunoe/pricing.py ──────────────────────────────────────────────────────────────────────────────────────
 
 PER_MILLION = 1_000_000
@@ -3220,6 +3124,8 @@ FLAGS: Mapping[str, FlagSpec] = {
             "pair_coherence", Scope.TURN, "Weight an answer takes over.", "a number from 0 to 1", _factor(1)
         ),
         FlagSpec("only", Scope.TURN, "Send this question without any history."),
+        FlagSpec("compact", Scope.TURN, "Cut now: send half of what would be sent."),
+        FlagSpec("undo", Scope.TURN, "Take the last cut back: choose again from the whole history."),
         FlagSpec("help", Scope.TURN, "List these flags in the line above the answer."),
         FlagSpec("exclude", Scope.MESSAGE, "Send this message now, and never again with its answer."),
         FlagSpec("pin", Scope.MESSAGE, "Keep this message on all later turns."),
@@ -4011,8 +3917,8 @@ class Settings(BaseModel):
             title="How messages are chosen",
             description="When a chat is over the limit: `recency_biased` prefers what fits the question and is "
             "recent, `greedy_by_weight` looks at the question alone, `dependency_aware` is the first with all that "
-            "a chosen message belongs to, `prefix_cache_optimized` keeps what was sent last time at its beginning, "
-            "which the provider has in its cache, and fills up by weight.",
+            "a chosen message belongs to, `prefix_cache_optimized` sends what it sent last time and adds what is "
+            "new, which providers bill at the cached price, and chooses afresh only when that no longer fits.",
         )
     )
     recency_factor: float = Field(
@@ -4065,8 +3971,9 @@ class Settings(BaseModel):
     llm_analysis: bool = Field(
         False,
         title="Let a model label messages",
-        description="Before a chat over the limit is cut, the summary model says of each message how much the "
-        "question needs it. This adds a model call to every such turn, and its time; labels are kept.",
+        description="Before a chat over the limit is cut, the summary model (the task model if none is named) says "
+        "of each message how much the question needs it. This adds a model call to every such turn, and its "
+        "time; labels are kept.",
     )
     llm_analysis_weight: float = Field(
         0.6,
@@ -4077,7 +3984,7 @@ class Settings(BaseModel):
     )
     use_entry_logic: bool = Field(
         False,
-        title="Show the labelling model topics first",
+        title="Show the labeling model topics first",
         description="For very long chats: the model sees a list of topics and opens those it wants to label "
         "message by message. It needs a model that can call tools.",
     )
@@ -4085,8 +3992,8 @@ class Settings(BaseModel):
         "",
         title="Model for summaries and labels",
         description="Empty makes no summaries. With an empty address below it is a model of this Open WebUI by "
-        "its id, or `auto` for the task model; it is called with the rights of the person who chats. Otherwise "
-        "its name at that address.",
+        "its id, or `auto` for the task model, called on behalf of the person who chats. Otherwise its name at "
+        "that address. Summaries are written after the answer and stand in for what no longer fits.",
     )
     summary_api_base: str = Field(
         "",
@@ -4281,182 +4188,6 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
             first["msg"].rstrip("."),
             f"The default is {Settings.model_fields[field].default}.",
         ) from None
-
-
-<<<<<<< HEAD
-# ──── eunoe/weighting/keyword.py ────────────────────────────────────────────────────────────────────────────
-
-FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
-
-
-class KeywordRelevanceStrategy:
-    """Scores messages with BM25 against the question, scaled so that the best has 1."""
-
-    def __init__(self, floor: float = FLOOR) -> None:
-        self._floor = floor
-
-    async def score(
-        self,
-        messages: Sequence[Message],
-        query: str,
-        conversation: Conversation,
-        context: Mapping[str, Any] | None = None,  # noqa: ARG002  part of the port
-    ) -> Mapping[str, float]:
-        """Give `floor` to a message without a word of the question, 1 to the best."""
-        return await asyncio.to_thread(keyword_scores, messages, query, conversation.question, self._floor)
-
-    def name(self) -> str:
-        """Name the strategy."""
-        return "keyword"
-
-
-def keyword_scores(
-    messages: Sequence[Message], query: str, question: Message | None, floor: float
-) -> dict[str, float]:
-    """Score messages by the words they share with `query`, the best with 1."""
-    return scores_of(
-        messages, question, floor, lambda features: bm25([f.terms for f in features], read_terms(query))
-    )
-
-
-def scores_of(
-    messages: Sequence[Message],
-    question: Message | None,
-    floor: float,
-    score: Callable[[Sequence[Features]], Sequence[float]],
-) -> dict[str, float]:
-    """Score all but the question, which as a document would dwarf the others, and scale from `floor` to 1."""
-    others = [message for message in messages if question is None or message.id != question.id]
-    raw = score([features_of(message.digest, message.text) for message in others])
-    best = max(raw, default=0.0)
-    scores = {
-        m.id: floor + (1 - floor) * s / best if best else floor for m, s in zip(others, raw, strict=True)
-    }
-    if question is not None:
-        scores[question.id] = 1.0
-    return scores
-
-
-# ──── eunoe/weighting/topics.py ─────────────────────────────────────────────────────────────────────────────
-=======
-# ──── eunoe/plan.py ─────────────────────────────────────────────────────────────────────────────────────────
->>>>>>> recall
-
-MOST_TOPICS = 24
-_TURNS_PER_TOPIC = 4  # on average; fewer would make the overview as long as the chat
-_MOST_TIMES_AVERAGE = 3  # opening a topic of half the chat would say nothing
-_MOST_PIECES = 300  # merging looks at each pair again and again; longer chats start from several turns each
-_MOST_TERMS_COMPARED = 200
-_TELLING_WORDS = 6
-_READ_FOR_WORDS = 4_000  # characters of each message that are searched for the words behind the terms
-_TOPIC_WORD = re.compile(r"\w{1,40}")
-
-
-@dataclass(frozen=True, slots=True)
-class TopicCluster:
-    """Neighboring turns about one thing: `number` from 1, their messages, the words that set them apart."""
-
-    number: int
-    messages: tuple[Message, ...]
-    words: tuple[str, ...]
-
-    @property
-    def opening(self) -> str:
-        """Give the text it begins with."""
-        return next((message.text for message in self.messages if message.text.strip()), "")
-
-
-@dataclass(slots=True)
-class _TopicPiece:
-    messages: list[Message]
-    counts: Counter[str]
-    turns: int
-
-
-def topic_clusters(messages: Sequence[Message], most: int = MOST_TOPICS) -> list[TopicCluster]:
-    """Group messages into at most `most` clusters: each time the two likest small neighbors become one."""
-    pieces = _topic_pieces(messages)
-    turns = sum(piece.turns for piece in pieces)
-    wanted = max(1, min(most, math.ceil(turns / _TURNS_PER_TOPIC)))
-    rarity = _term_rarity(pieces)
-    likeness = [_piece_likeness(a, b, rarity) for a, b in itertools.pairwise(pieces)]
-    while len(pieces) > wanted:
-        at = _likest_pair(pieces, likeness, turns * _MOST_TIMES_AVERAGE / wanted)
-        pieces[at : at + 2] = [_joined_pieces(pieces[at], pieces[at + 1])]
-        del likeness[at]
-        for i in (at - 1, at):
-            if 0 <= i < len(likeness):
-                likeness[i] = _piece_likeness(pieces[i], pieces[i + 1], rarity)
-    rarity = _term_rarity(pieces)
-    return [
-        TopicCluster(number, tuple(piece.messages), _telling_words(piece, rarity))
-        for number, piece in enumerate(pieces, start=1)
-    ]
-
-
-def _likest_pair(pieces: Sequence[_TopicPiece], likeness: Sequence[float], most_turns: float) -> int:
-    """Find the pair to join next; one that would be too long only where nothing else is left."""
-
-    def rank(i: int) -> tuple[bool, float, int]:
-        turns = pieces[i].turns + pieces[i + 1].turns
-        return turns <= most_turns, likeness[i], -turns
-
-    return max(range(len(likeness)), key=rank)
-
-
-def _topic_pieces(messages: Sequence[Message]) -> list[_TopicPiece]:
-    turns: list[list[Message]] = []
-    for message in messages:
-        if message.role == "user" or not turns:
-            turns.append([])
-        turns[-1].append(message)
-    each = math.ceil(len(turns) / _MOST_PIECES) or 1
-    return [_topic_piece(turns[i : i + each]) for i in range(0, len(turns), each)]
-
-
-def _topic_piece(turns: Sequence[Sequence[Message]]) -> _TopicPiece:
-    """Make a piece of turns; what tools said does not name a topic."""
-    messages = [message for turn in turns for message in turn]
-    counts: Counter[str] = Counter()
-    for message in messages:
-        if not message.is_result:
-            counts.update(features_of(message.digest, message.text).terms.counts)
-    return _TopicPiece(messages, Counter(dict(counts.most_common(_MOST_TERMS_COMPARED))), len(turns))
-
-
-def _joined_pieces(a: _TopicPiece, b: _TopicPiece) -> _TopicPiece:
-    return _TopicPiece(a.messages + b.messages, a.counts + b.counts, a.turns + b.turns)
-
-
-def _term_rarity(pieces: Sequence[_TopicPiece]) -> Mapping[str, float]:
-    holders = Counter(term for piece in pieces for term in piece.counts)
-    return {term: math.log(1 + len(pieces) / count) for term, count in holders.items()}
-
-
-def _piece_likeness(a: _TopicPiece, b: _TopicPiece, rarity: Mapping[str, float]) -> float:
-    """Compare two pieces by the angle between their terms, less for long ones, so that none eats all."""
-    shared = sum(
-        a.counts[term] * b.counts[term] * rarity[term] ** 2 for term in a.counts.keys() & b.counts.keys()
-    )
-    return (
-        shared / (_piece_length(a, rarity) * _piece_length(b, rarity) * (a.turns + b.turns))
-        if shared
-        else 0.0
-    )
-
-
-def _piece_length(piece: _TopicPiece, rarity: Mapping[str, float]) -> float:
-    return math.sqrt(sum((count * rarity[term]) ** 2 for term, count in piece.counts.items()))
-
-
-def _telling_words(piece: _TopicPiece, rarity: Mapping[str, float]) -> tuple[str, ...]:
-    """Name the words that are frequent here and rare elsewhere, as they are written here."""
-    ranked = sorted(piece.counts, key=lambda term: (-piece.counts[term] * rarity[term], term))
-    written: dict[str, str] = {}
-    for message in piece.messages:
-        for word in _TOPIC_WORD.findall(message.text[:_READ_FOR_WORDS]):
-            written.setdefault(term_of(word.lower()), word)
-    return tuple(written.get(term, term) for term in ranked[:_TELLING_WORDS])
 
 
 # ──── eunoe/compress.py ─────────────────────────────────────────────────────────────────────────────────────
@@ -4691,6 +4422,8 @@ def insertion_of(texts: Sequence[str], position: int, counter: TokenCounter) -> 
 # ──── eunoe/job.py ──────────────────────────────────────────────────────────────────────────────────────────
 
 UNPRICED = "No price is known for this model, so its cost is not bounded."
+LIMITING_FLAGS = frozenset({"target", "context", "only", "compact"})  # those that !full overrules
+COMPACT_SHARE = 0.5  # of what would be sent
 REQUEST_OVERHEAD = 3  # what primes the reply in OpenAI's chat format
 
 
@@ -4774,7 +4507,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
     cleaned, found = read_flags(conversation)
     directives = request.directives.merged(found)
     if full := bool(directives.turn.get("full")):
-        rest = {n: v for n, v in directives.turn.items() if n not in {"target", "context", "only"}}
+        rest = {n: v for n, v in directives.turn.items() if n not in LIMITING_FLAGS}
         directives = replace(directives, turn=rest)
     marked = apply_marks(cleaned, directives.marks)
     counted = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) for m in marked.messages)
@@ -4792,6 +4525,10 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
     )
     unpriced = max_cost_of(budget) and request.price is None
     overhead = REQUEST_OVERHEAD + tools_tokens + request.unseen_tokens
+    if "compact" in directives.turn and request.call == 1:  # later calls build on what the first was sent
+        present = sum(message.token_count for message in kept)
+        fitting = present if bound.tokens is None else min(present, max(0, bound.tokens - overhead))
+        bound = bound.tightened(overhead + max(1, int(fitting * COMPACT_SHARE)), BoundSource.COMPACT)
     return Job(
         request,
         Conversation(counted),
@@ -4841,13 +4578,14 @@ class WeightingStrategy(Protocol):
 class ConstraintSet:
     """What an algorithm must respect: `keep` are ids that stay whatever they weigh, `never` may not be chosen.
 
-    `sent` are ids that the prompt before held; a provider may have them in its cache. The newest user
-    message is always sent, so `require_last_user` can only be true.
+    `sent` are ids that the prompt before held; a provider may have them in its cache. `afresh` asks to forget
+    them and to use the whole budget. The newest user message is always sent, so `require_last_user` can only be true.
     """
 
     keep: frozenset[str] = frozenset()
     never: frozenset[str] = frozenset()
     sent: frozenset[str] = frozenset()
+    afresh: bool = False
     require_last_user: bool = True
 
     def __post_init__(self) -> None:
@@ -5016,7 +4754,178 @@ class SystemClock:
         return time.perf_counter()
 
 
-<<<<<<< HEAD
+# ──── eunoe/weighting/keyword.py ────────────────────────────────────────────────────────────────────────────
+
+FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
+
+
+class KeywordRelevanceStrategy:
+    """Scores messages with BM25 against the question, scaled so that the best has 1."""
+
+    def __init__(self, floor: float = FLOOR) -> None:
+        self._floor = floor
+
+    async def score(
+        self,
+        messages: Sequence[Message],
+        query: str,
+        conversation: Conversation,
+        context: Mapping[str, Any] | None = None,  # noqa: ARG002  part of the port
+    ) -> Mapping[str, float]:
+        """Give `floor` to a message without a word of the question, 1 to the best."""
+        return await asyncio.to_thread(keyword_scores, messages, query, conversation.question, self._floor)
+
+    def name(self) -> str:
+        """Name the strategy."""
+        return "keyword"
+
+
+def keyword_scores(
+    messages: Sequence[Message], query: str, question: Message | None, floor: float
+) -> dict[str, float]:
+    """Score messages by the words they share with `query`, the best with 1."""
+    return scores_of(
+        messages, question, floor, lambda features: bm25([f.terms for f in features], read_terms(query))
+    )
+
+
+def scores_of(
+    messages: Sequence[Message],
+    question: Message | None,
+    floor: float,
+    score: Callable[[Sequence[Features]], Sequence[float]],
+) -> dict[str, float]:
+    """Score all but the question, which as a document would dwarf the others, and scale from `floor` to 1."""
+    others = [message for message in messages if question is None or message.id != question.id]
+    raw = score([features_of(message.digest, message.text) for message in others])
+    best = max(raw, default=0.0)
+    scores = {
+        m.id: floor + (1 - floor) * s / best if best else floor for m, s in zip(others, raw, strict=True)
+    }
+    if question is not None:
+        scores[question.id] = 1.0
+    return scores
+
+
+# ──── eunoe/weighting/topics.py ─────────────────────────────────────────────────────────────────────────────
+
+MOST_TOPICS = 24
+_TURNS_PER_TOPIC = 4  # on average; fewer would make the overview as long as the chat
+_MOST_TIMES_AVERAGE = 3  # opening a topic of half the chat would say nothing
+_MOST_PIECES = 300  # merging looks at each pair again and again; longer chats start from several turns each
+_MOST_TERMS_COMPARED = 200
+_TELLING_WORDS = 6
+_READ_FOR_WORDS = 4_000  # characters of each message that are searched for the words behind the terms
+_TOPIC_WORD = re.compile(r"\w{1,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCluster:
+    """Neighboring turns about one thing: `number` from 1, their messages, the words that set them apart."""
+
+    number: int
+    messages: tuple[Message, ...]
+    words: tuple[str, ...]
+
+    @property
+    def opening(self) -> str:
+        """Give the text it begins with."""
+        return next((message.text for message in self.messages if message.text.strip()), "")
+
+
+@dataclass(slots=True)
+class _TopicPiece:
+    messages: list[Message]
+    counts: Counter[str]
+    turns: int
+
+
+def topic_clusters(messages: Sequence[Message], most: int = MOST_TOPICS) -> list[TopicCluster]:
+    """Group messages into at most `most` clusters: each time the two likest small neighbors become one."""
+    pieces = _topic_pieces(messages)
+    turns = sum(piece.turns for piece in pieces)
+    wanted = max(1, min(most, math.ceil(turns / _TURNS_PER_TOPIC)))
+    rarity = _term_rarity(pieces)
+    likeness = [_piece_likeness(a, b, rarity) for a, b in itertools.pairwise(pieces)]
+    while len(pieces) > wanted:
+        at = _likest_pair(pieces, likeness, turns * _MOST_TIMES_AVERAGE / wanted)
+        pieces[at : at + 2] = [_joined_pieces(pieces[at], pieces[at + 1])]
+        del likeness[at]
+        for i in (at - 1, at):
+            if 0 <= i < len(likeness):
+                likeness[i] = _piece_likeness(pieces[i], pieces[i + 1], rarity)
+    rarity = _term_rarity(pieces)
+    return [
+        TopicCluster(number, tuple(piece.messages), _telling_words(piece, rarity))
+        for number, piece in enumerate(pieces, start=1)
+    ]
+
+
+def _likest_pair(pieces: Sequence[_TopicPiece], likeness: Sequence[float], most_turns: float) -> int:
+    """Find the pair to join next; one that would be too long only where nothing else is left."""
+
+    def rank(i: int) -> tuple[bool, float, int]:
+        turns = pieces[i].turns + pieces[i + 1].turns
+        return turns <= most_turns, likeness[i], -turns
+
+    return max(range(len(likeness)), key=rank)
+
+
+def _topic_pieces(messages: Sequence[Message]) -> list[_TopicPiece]:
+    turns: list[list[Message]] = []
+    for message in messages:
+        if message.role == "user" or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    each = math.ceil(len(turns) / _MOST_PIECES) or 1
+    return [_topic_piece(turns[i : i + each]) for i in range(0, len(turns), each)]
+
+
+def _topic_piece(turns: Sequence[Sequence[Message]]) -> _TopicPiece:
+    """Make a piece of turns; what tools said does not name a topic."""
+    messages = [message for turn in turns for message in turn]
+    counts: Counter[str] = Counter()
+    for message in messages:
+        if not message.is_result:
+            counts.update(features_of(message.digest, message.text).terms.counts)
+    return _TopicPiece(messages, Counter(dict(counts.most_common(_MOST_TERMS_COMPARED))), len(turns))
+
+
+def _joined_pieces(a: _TopicPiece, b: _TopicPiece) -> _TopicPiece:
+    return _TopicPiece(a.messages + b.messages, a.counts + b.counts, a.turns + b.turns)
+
+
+def _term_rarity(pieces: Sequence[_TopicPiece]) -> Mapping[str, float]:
+    holders = Counter(term for piece in pieces for term in piece.counts)
+    return {term: math.log(1 + len(pieces) / count) for term, count in holders.items()}
+
+
+def _piece_likeness(a: _TopicPiece, b: _TopicPiece, rarity: Mapping[str, float]) -> float:
+    """Compare two pieces by the angle between their terms, less for long ones, so that none eats all."""
+    shared = sum(
+        a.counts[term] * b.counts[term] * rarity[term] ** 2 for term in a.counts.keys() & b.counts.keys()
+    )
+    return (
+        shared / (_piece_length(a, rarity) * _piece_length(b, rarity) * (a.turns + b.turns))
+        if shared
+        else 0.0
+    )
+
+
+def _piece_length(piece: _TopicPiece, rarity: Mapping[str, float]) -> float:
+    return math.sqrt(sum((count * rarity[term]) ** 2 for term, count in piece.counts.items()))
+
+
+def _telling_words(piece: _TopicPiece, rarity: Mapping[str, float]) -> tuple[str, ...]:
+    """Name the words that are frequent here and rare elsewhere, as they are written here."""
+    ranked = sorted(piece.counts, key=lambda term: (-piece.counts[term] * rarity[term], term))
+    written: dict[str, str] = {}
+    for message in piece.messages:
+        for word in _TOPIC_WORD.findall(message.text[:_READ_FOR_WORDS]):
+            written.setdefault(term_of(word.lower()), word)
+    return tuple(written.get(term, term) for term in ranked[:_TELLING_WORDS])
+
+
 # ──── eunoe/openrouter.py ───────────────────────────────────────────────────────────────────────────────────
 
 OPENROUTER_MODELS = "https://openrouter.ai/api/v1/models"
@@ -5252,62 +5161,6 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, _NoPrices):
         return str(error)
     return getattr(error, "strerror", None) or type(error).__name__
-
-
-# ──── eunoe/weighting/smart.py ──────────────────────────────────────────────────────────────────────────────
-=======
-# ──── eunoe/weighting/keyword.py ────────────────────────────────────────────────────────────────────────────
->>>>>>> recall
-
-FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
-
-
-class KeywordRelevanceStrategy:
-    """Scores messages with BM25 against the question, scaled so that the best has 1."""
-
-    def __init__(self, floor: float = FLOOR) -> None:
-        self._floor = floor
-
-    async def score(
-        self,
-        messages: Sequence[Message],
-        query: str,
-        conversation: Conversation,
-        context: Mapping[str, Any] | None = None,  # noqa: ARG002  part of the port
-    ) -> Mapping[str, float]:
-        """Give `floor` to a message without a word of the question, 1 to the best."""
-        return await asyncio.to_thread(keyword_scores, messages, query, conversation.question, self._floor)
-
-    def name(self) -> str:
-        """Name the strategy."""
-        return "keyword"
-
-
-def keyword_scores(
-    messages: Sequence[Message], query: str, question: Message | None, floor: float
-) -> dict[str, float]:
-    """Score messages by the words they share with `query`, the best with 1."""
-    return scores_of(
-        messages, question, floor, lambda features: bm25([f.terms for f in features], read_terms(query))
-    )
-
-
-def scores_of(
-    messages: Sequence[Message],
-    question: Message | None,
-    floor: float,
-    score: Callable[[Sequence[Features]], Sequence[float]],
-) -> dict[str, float]:
-    """Score all but the question, which as a document would dwarf the others, and scale from `floor` to 1."""
-    others = [message for message in messages if question is None or message.id != question.id]
-    raw = score([features_of(message.digest, message.text) for message in others])
-    best = max(raw, default=0.0)
-    scores = {
-        m.id: floor + (1 - floor) * s / best if best else floor for m, s in zip(others, raw, strict=True)
-    }
-    if question is not None:
-        scores[question.id] = 1.0
-    return scores
 
 
 # ──── eunoe/weighting/label_prompt.py ───────────────────────────────────────────────────────────────────────
@@ -6025,6 +5878,58 @@ def _free_name(name: str, taken: Mapping[str, Any]) -> str:
     while (free := name if number == 1 else f"{name} {number}") in taken:
         number += 1
     return free
+
+
+# ──── eunoe/weighting/smart.py ──────────────────────────────────────────────────────────────────────────────
+
+# Evidence kept rose with the power; from 3 on hardly. The newest messages count as a third more relevant then.
+SHARPNESS = 3
+LEAST = 0.001  # of what has nothing of the question, so that base weight and recency tell such messages apart
+
+
+class SmartWeightingStrategy:
+    """Multiplies relevance, raised to the question's for answers, by a penalty for tool messages.
+
+    relevance = max(own, pair_coherence x that of the question before) x tool_penalty where it is a tool
+    message or calls one; `own` looks at words, neighbors, the stretch, who spoke and when, and is `sharpened`.
+    """
+
+    def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = LEAST) -> None:
+        self._tool_penalty, self._pair_coherence, self._floor = tool_penalty, pair_coherence, floor
+
+    async def score(
+        self,
+        messages: Sequence[Message],
+        query: str,
+        conversation: Conversation,
+        context: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, float]:
+        """Give each message its relevance; `context` may override `tool_penalty` and `pair_coherence`."""
+        overrides = context or {}
+        penalty = float(overrides.get("tool_penalty", self._tool_penalty))
+        coherence = float(overrides.get("pair_coherence", self._pair_coherence))
+        fitting = await asyncio.to_thread(
+            scores_of, messages, conversation.question, self._floor, sharpened(query)
+        )
+        scores, asked = {}, 0.0
+        for message in messages:
+            own = fitting[message.id]
+            if message.role == "user":
+                asked = own
+            elif not message.is_instruction:
+                own = max(own, coherence * asked)
+            is_tool = message.is_result or message.calls_tools
+            scores[message.id] = own * penalty if is_tool else own
+        return scores
+
+    def name(self) -> str:
+        """Name the strategy."""
+        return "smart"
+
+
+def sharpened(query: str) -> Callable[[Sequence[Features]], list[float]]:
+    """Score by a power of relevance, so that recency, which comes on top, decides between what fits alike only."""
+    return lambda features: [score**SHARPNESS for score in relevance(features, query)]
 
 
 # ──── eunoe/weighting/label_windows.py ──────────────────────────────────────────────────────────────────────
@@ -7001,58 +6906,6 @@ def write_known(known: Mapping[str, str]) -> str:
     return json.dumps(dict(list(known.items())[-_MOST_LABELS_CACHED:]), separators=(",", ":"))
 
 
-# ──── eunoe/weighting/smart.py ──────────────────────────────────────────────────────────────────────────────
-
-# Evidence kept rose with the power; from 3 on hardly. The newest messages count as a third more relevant then.
-SHARPNESS = 3
-LEAST = 0.001  # of what has nothing of the question, so that base weight and recency tell such messages apart
-
-
-class SmartWeightingStrategy:
-    """Multiplies relevance, raised to the question's for answers, by a penalty for tool messages.
-
-    relevance = max(own, pair_coherence x that of the question before) x tool_penalty where it is a tool
-    message or calls one; `own` looks at words, neighbors, the stretch, who spoke and when, and is `sharpened`.
-    """
-
-    def __init__(self, tool_penalty: float = 0.5, pair_coherence: float = 0.8, floor: float = LEAST) -> None:
-        self._tool_penalty, self._pair_coherence, self._floor = tool_penalty, pair_coherence, floor
-
-    async def score(
-        self,
-        messages: Sequence[Message],
-        query: str,
-        conversation: Conversation,
-        context: Mapping[str, Any] | None = None,
-    ) -> Mapping[str, float]:
-        """Give each message its relevance; `context` may override `tool_penalty` and `pair_coherence`."""
-        overrides = context or {}
-        penalty = float(overrides.get("tool_penalty", self._tool_penalty))
-        coherence = float(overrides.get("pair_coherence", self._pair_coherence))
-        fitting = await asyncio.to_thread(
-            scores_of, messages, conversation.question, self._floor, sharpened(query)
-        )
-        scores, asked = {}, 0.0
-        for message in messages:
-            own = fitting[message.id]
-            if message.role == "user":
-                asked = own
-            elif not message.is_instruction:
-                own = max(own, coherence * asked)
-            is_tool = message.is_result or message.calls_tools
-            scores[message.id] = own * penalty if is_tool else own
-        return scores
-
-    def name(self) -> str:
-        """Name the strategy."""
-        return "smart"
-
-
-def sharpened(query: str) -> Callable[[Sequence[Features]], list[float]]:
-    """Score by a power of relevance, so that recency, which comes on top, decides between what fits alike only."""
-    return lambda features: [score**SHARPNESS for score in relevance(features, query)]
-
-
 # ──── eunoe/anchors.py ──────────────────────────────────────────────────────────────────────────────────────
 
 # Shares of the room that is left when their turn comes.
@@ -7266,6 +7119,9 @@ class DependencyAwareAlgorithm:
 
 # ──── eunoe/algorithms/prefix.py ────────────────────────────────────────────────────────────────────────────
 
+PREFIX_CACHE = "prefix_cache_optimized"
+
+
 class PrefixCacheOptimizedAlgorithm:
     """Keeps what was sent last time and adds what is new; chooses afresh only when that does not fit any more.
 
@@ -7292,7 +7148,7 @@ class PrefixCacheOptimizedAlgorithm:
     ) -> SelectionResult:
         """Choose what `constraints.sent` names and all that follows it, else afresh."""
         limit = bound_of(budget).tokens
-        if limit is None:
+        if limit is None or constraints.afresh:
             return self._inner.select(conversation, budget, constraints, token_counter)
         if kept := _appended(conversation, constraints, limit):
             return SelectionResult(kept)
@@ -7304,7 +7160,7 @@ class PrefixCacheOptimizedAlgorithm:
 
     def name(self) -> str:
         """Name the algorithm."""
-        return "prefix_cache_optimized"
+        return PREFIX_CACHE
 
 
 def _appended(conversation: Conversation, constraints: ConstraintSet, limit: int) -> frozenset[str]:
@@ -7325,7 +7181,9 @@ def _appended(conversation: Conversation, constraints: ConstraintSet, limit: int
 
 _MOST_OF_RESULT = 400  # tokens: what matters of a result was mostly said by the assistant
 _CHARACTERS_PER_TOKEN = 8  # more than any text has, so that no text is cut that would fit
-_LEAST_SHOWN = 24
+_LEAST_SHOWN = 12
+_FRAME_TOKENS = 5  # who speaks, and the marks
+_FILLED_SHARE = 0.9  # of each piece; a message that is too long for its rest goes into the next one
 _CHAT_ROLES = frozenset({"user", "assistant", "tool", "function"})
 
 
@@ -7371,7 +7229,7 @@ def first_quotations(
 ) -> list[Quotation]:
     """Quote as many of the first messages as fit, one at least, and end between two turns where that is possible.
 
-    `share` is how much of each message's usual length is shown, from 0 to 1.
+    `share` is how much is shown of what would be shown of each message if there were room, from 0 to 1.
     """
     taken: list[Quotation] = []
     used, border = 0, 0
@@ -7389,13 +7247,22 @@ def _all_quoted(
     messages: Sequence[Message], room: int, share: float, counter: TokenCounter
 ) -> Iterator[Quotation]:
     for message in messages:
-        yield quoted(message, int(most_shown(message, room) * share), counter)
+        most = most_shown(message, room)
+        if share < 1:
+            most = int(min(most, tokens_of([message], counter)) * share)
+        yield quoted(message, most, counter)
 
 
 def share_shown(messages: Sequence[Message], room: int, pieces: int, counter: TokenCounter) -> float:
-    """Say how much of each message may be shown so that all are quoted in `pieces` times `room` tokens."""
-    total = sum(min(tokens_of([m], counter) + 8, most_shown(m, room)) for m in messages)
-    return min(1.0, 0.8 * pieces * room / max(1, total))
+    """Say how much of each message may be shown so that all are quoted in `pieces` times `room` tokens.
+
+    0 where they are too many, however little is shown of each.
+    """
+    sizes = [min(tokens_of([m], counter), most_shown(m, room)) for m in messages]
+    free = _FILLED_SHARE * pieces * room - _FRAME_TOKENS * len(messages)
+    if free < sum(min(size, _LEAST_SHOWN) for size in sizes):
+        return 0.0
+    return min(1.0, free / max(1, sum(sizes)))
 
 
 def _speaker(message: Message) -> str:
@@ -8160,7 +8027,7 @@ def finish(
         algorithm=names[0],
         weighting=names[1],
         directives=job.directives,
-        notices=(*_notices(job, draft), *scoring.notices),
+        notices=(*_notices(job, draft, names[0]), *scoring.notices),
         insertion=draft.insertion,
     )
 
@@ -8195,10 +8062,12 @@ def _decision(message: Message, draft: Draft, fault: Repair | None, parts: Mappi
     return Decision(message, fate, reason, message.token_count, place.tokens, place.sent, weight, parts)
 
 
-def _notices(job: Job, draft: Draft) -> tuple[str, ...]:
+def _notices(job: Job, draft: Draft, algorithm: str) -> tuple[str, ...]:
     notices = [*job.directives.rejected, *job.notices]
     if "help" in job.directives.turn:
         notices.append(flags_help())
+    if "undo" in job.directives.turn and algorithm != PREFIX_CACHE:
+        notices.append("!undo: there is no cut to take back, each question gets a choice of its own.")
     if draft.room < 0:
         notices.append("The question and the instructions alone are over the limit.")
     if job.full_refused and job.must_choose:
@@ -8287,13 +8156,22 @@ def missing_from(text: str, facts: SourceFacts) -> list[TellingValue]:
 
 
 def values_line(values: Sequence[TellingValue], tokens: int, counter: TokenCounter) -> str:
-    """Write values on one line of at most `tokens`, without words of any language; empty if none finds room."""
-    line = ""
-    for found in values:
-        longer = f"{line} · {found.written}" if line else f"{VALUES_MARK}{found.written}"
+    """Write values on one line of at most `tokens`, without words of ours; empty if none finds room.
+
+    Each has the words before it where that leaves room for all.
+    """
+    line, all_of_them = _line_of([found.written for found in values], tokens, counter)
+    return line if all_of_them else _line_of([found.value.text for found in values], tokens, counter)[0]
+
+
+def _line_of(texts: Sequence[str], tokens: int, counter: TokenCounter) -> tuple[str, bool]:
+    """Write as many texts on a line as fit, and say whether all do."""
+    line, count = "", 0
+    for text in texts:
+        longer = f"{line} · {text}" if line else f"{VALUES_MARK}{text}"
         if counter.count_text(longer) < tokens:
-            line = longer
-    return f"{line}]" if line else ""
+            line, count = longer, count + 1
+    return f"{line}]" if line else "", count == len(texts)
 
 
 def telling_values(previous: str, messages: Sequence[Message]) -> list[TellingValue]:
@@ -8333,8 +8211,8 @@ def _without_parts(values: Sequence[TellingValue]) -> list[TellingValue]:
 # ──── eunoe/weighting/embedding.py ──────────────────────────────────────────────────────────────────────────
 
 # What a message lends of its nearness to those after it, and to those before it: the answer to a question
-# about "it" seldom says what "it" is. Half of what is lent by words, since vectors blur already.
-_LENT_ON, _LENT_BACK = (0.3, 0.175, 0.1, 0.06), (0.2, 0.125, 0.06, 0.03)
+# about "it" seldom says what "it" is. Three quarters of what is lent by words, since vectors blur already.
+_LENT_ON, _LENT_BACK = (0.45, 0.26, 0.15, 0.09), (0.3, 0.19, 0.09, 0.045)
 
 
 class EmbeddingSimilarityStrategy:
@@ -8437,46 +8315,37 @@ def nearness_of(messages: Sequence[Message], cosines: Mapping[str, float]) -> li
         (max(0.0, cosines[m.id] - mean) / span) ** 2 if m.id in cosines and span > 1e-6 else 0.0
         for m in messages
     ]
-    near: list[float | None] = list(_lent(own))
+    features = [features_of(m.digest, m.text) for m in messages]
+    near: list[float | None] = list(with_lent(own, features, _LENT_ON, _LENT_BACK))
     for i, message in enumerate(messages):
         if message.id not in cosines and message.text.strip():
             near[i] = None
     return near
 
 
-def _lent(own: Sequence[float]) -> list[float]:
-    near = list(own)
-    for i, value in enumerate(own):
-        if value:
-            for distance, share in enumerate(_LENT_ON, start=1):
-                if i + distance < len(own):
-                    near[i + distance] += share * value
-            for distance, share in enumerate(_LENT_BACK, start=1):
-                if i >= distance:
-                    near[i - distance] += share * value
-    return near
-
-
 # ──── eunoe/summarizers/checks.py ───────────────────────────────────────────────────────────────────────────
 
-_VALUES_SHARE, _MOST_OF_VALUES = 5, 160  # of the room, and in tokens
-_LEAST_WHOLE_LINES = 3  # of a summary that was cut off
+_VALUES_SHARE, _MOST_OF_VALUES = 2, 240  # of the room where the summary fills it, and in tokens
 
 # Of a summary's terms, so many stand in its source. Measured on the 272 sessions of LoCoMo with their
 # summaries: never under 0.5, and with another chat's session 0.2 on average and in one of twenty over 0.32.
 _LEAST_SHARED, _LEAST_TERMS = 0.3, 6
-# What a text is packed to that says the same again and again; notes of many alike lines reach 0.35.
-_REPEATED, _LONG_ENOUGH = 0.22, 400
+# Of a text's runs of six words (signs where there are no spaces), half are said once at least; a list of many
+# alike lines, each of another thing, has more than that.
+_RUN_LENGTH, _LEAST_RUNS = 6, 40
+_WORD_OR_SIGN = re.compile(r"[\u0e00-\u0e7f\u3040-\u9fff]|\w+")
 _LEAST_OF_SCRIPT = 0.1  # of a summary's letters; names and code are Latin in every language
 
 _LONG_LINE = 240  # characters; a paragraph is taken sentence by sentence
-_SENTENCE = re.compile(r"(?<=[.!?;])(?<!\d\.)\s+(?=\S)|(?<=[。！？；])(?=\S)")
+_SENTENCE = re.compile(r"(?<=[.!?;])(?<!\b\d\.)(?<!\b\d\d\.)\s+(?=\S)|(?<=[。！？；])(?=\S)")
 _FRAME_LINE = re.compile(r"^\s*[<‹]/?(?:notes|chat|part|before|summary)\b[^>›]*[>›]\s*$", re.IGNORECASE)
+_SPEAKER_LINE = re.compile(r"(?:user|assistant|tool|function|other)(?:, [a-z ]{4,12}){0,4}:")
 _FENCE = re.compile(r"\A\s*```[a-z]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 # How errors and refusals begin, in the languages that models refuse in.
 _FAILURE = re.compile(
-    r"\W*(?:\{?\W*(?:error|detail|code|status)\W{1,4}[:=\"{]|error\b|exception:|traceback \(most|\d{3} [a-z]+ error|"
-    r"internal server error|bad gateway|too many requests|service unavailable|rate limit|request timed out|<!doctype|"
+    r"\W*(?:\{?\W*(?:error|detail|code|status)\W{1,4}[:=\"{]|error\b|exception:|traceback \(most|"
+    r"(?:http\S{0,4} )?(?:[45]\d\d:? )?(?:[a-z]+ (?:server )?error\b|bad gateway|gateway time-?out|too many requests|"
+    r"service unavailable|rate limit|request timed out)|<!doctype|"
     r"<html|i(?:['’]| a)?m (?:sorry|unable|not able)|sorry\b|i (?:can['’]?t|cannot|can not|won['’]t|don['’]t have)|"
     r"i do not have|as an? (?:ai|artificial|language|assistant)|unfortunately\b|(?:es )?tut mir leid|als ki\b|"
     r"entschuldigung|leider\b|ich kann (?:das|dies|ihnen|dir|leider|nicht|keine)|je suis désolé|en tant qu|lo siento|"
@@ -8501,16 +8370,9 @@ def checked_summary(
         AnswerRefused: there is none of use in it.
     """
     text = tidied(reply.text)
-    problem = (
-        "its summary says the same over and over" if _is_repeating(reply.text) else problem_of(text, facts)
-    )
-    if problem:
+    if problem := _problem_of(reply, text, facts):
         raise AnswerRefused(model, problem)
     lines = text.splitlines()
-    if was_cut(reply):
-        lines = lines[:-1]
-        if len(lines) < _LEAST_WHOLE_LINES:
-            raise AnswerRefused(model, "its summary was cut off")
     true = [line for line in lines if not strange_values(line, facts.text, facts.figures)]
     if len(true) * 2 < len(lines):
         raise AnswerRefused(model, "its summary names values that the chat does not have")
@@ -8539,24 +8401,12 @@ def tidied(text: str) -> str:
     return "\n".join(lines).strip()
 
 
-def problem_of(text: str, facts: SourceFacts) -> str:
-    """Say why a text is no summary of a source; empty if it may be one."""
-    if not any(sign.isalnum() for sign in text):
-        return "there is no summary in its answer"
-    if _is_failure(text, facts):
-        return "it answered with an error or a refusal in place of a summary"
-    if _is_echo(text, facts):
-        return "it said its instructions back"
-    if not _is_of(text, facts):
-        return "its summary is in another language or about something else"
-    return ""
-
-
 def with_values(text: str, facts: SourceFacts, room: int, counter: TokenCounter) -> str:
     """Put the telling values that a summary lacks on a last line, as far as they find room."""
     lines = text.splitlines()
     summary = "\n".join(line for line in lines if not line.startswith(VALUES_MARK))
-    most = min(_MOST_OF_VALUES, room // _VALUES_SHARE)
+    free = room - counter.count_text(summary) - 1
+    most = min(_MOST_OF_VALUES, max(free, room // _VALUES_SHARE))
     line = values_line(missing_from(summary, facts), most, counter)
     if not line:
         return summary
@@ -8586,6 +8436,21 @@ def fitted(text: str, room: int, counter: TokenCounter) -> str:
     return "\n".join([*lines[:head], *lines[tail:]]) or shorten_text(text, room, counter)
 
 
+def _problem_of(reply: ChatReply, text: str, facts: SourceFacts) -> str:
+    """Say why a reply, whose text was tidied, is no summary of a source; empty if it may be one."""
+    if not any(sign.isalnum() for sign in text):
+        return "there is no summary in its answer"
+    if was_cut(reply):
+        return "its summary was cut off"
+    if _is_failure(text, facts):
+        return "it answered with an error or a refusal in place of a summary"
+    if _is_echo(text, facts) or _is_transcript(reply.text, facts) or _is_repeating(reply.text):
+        return "it said its request back, or the same over and over"
+    if not _is_of(text, facts):
+        return "its summary is in another language or about something else"
+    return ""
+
+
 def _is_failure(text: str, facts: SourceFacts) -> bool:
     """Say whether a text begins like an error or a refusal that the source does not have."""
     if len(text) > _SHORT_FAILURE or not _FAILURE.match(text):
@@ -8603,9 +8468,21 @@ def _is_echo(text: str, facts: SourceFacts) -> bool:
     return len(echoed) * 2 > len(lines)
 
 
+def _is_transcript(text: str, facts: SourceFacts) -> bool:
+    """Say whether half of the lines are the quotations that the model was shown, with their marks."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    shown = [
+        line
+        for line in lines
+        if _SPEAKER_LINE.fullmatch(line) or (line.startswith("> ") and folded(line[2:]) in facts.text)
+    ]
+    return len(shown) > 1 and len(shown) * 2 > len(lines)
+
+
 def _is_repeating(text: str) -> bool:
-    data = text.encode("utf-8", "replace")
-    return len(data) > _LONG_ENOUGH and len(zlib.compress(data)) < _REPEATED * len(data)
+    words = _WORD_OR_SIGN.findall(text)
+    runs = [tuple(words[at : at + _RUN_LENGTH]) for at in range(len(words) - _RUN_LENGTH + 1)]
+    return len(runs) >= _LEAST_RUNS and len(set(runs)) * 2 < len(runs)
 
 
 def _is_of(text: str, facts: SourceFacts) -> bool:
@@ -8628,13 +8505,13 @@ def _is_in_language_of(text: str, facts: SourceFacts) -> bool:
 
 # ──── eunoe/summarizers/extract.py ──────────────────────────────────────────────────────────────────────────
 
-_MOST_READ = 4_000  # characters of a message; the rest is pasted
+_MOST_OF_MESSAGE = 4_000  # characters of a message; the rest is pasted
 _LONGEST_SENTENCE = 60  # tokens
 _SHORTEST = 12  # characters; "yes, please" says nothing by itself
-_WORDS_VALUES_SHARE = 4  # of the room
+_WORDS_VALUES_SHARE = 3  # of the room, before sentences fill what is left
 
 _FENCED = re.compile(r"```.*?(?:```|\Z)|<details\b.*?(?:</details>|\Z)", re.DOTALL)
-_SENTENCE_END = re.compile(r"(?<=[.!?…])(?<!\d\.)\s+|(?<=[。！？])|\n+")
+_SENTENCE_END = re.compile(r"(?<=[.!?…])(?<!\b\d\.)(?<!\b\d\d\.)\s+|(?<=[。！？])|\n+")
 _LIST_MARK = re.compile(r"^[\s>*#•-]+(?=\S)")
 # A light hint that a sentence is a rule, a goal, a decision or a correction.
 _WEIGHTY = re.compile(
@@ -8661,7 +8538,8 @@ def extract_of(messages: Sequence[Message], tokens: int, counter: TokenCounter, 
     `before` is a summary that stands in front of it: what it says is not said again. Empty if there is
     nothing to say or no room.
     """
-    sentences = sorted(_sentences(messages, counter), key=lambda s: -s.worth)
+    longest = min(_LONGEST_SENTENCE, tokens * 2 // 3)
+    sentences = sorted(_sentences(messages, longest, counter), key=lambda s: -s.worth)
     chosen = _fill(sentences, {}, tokens - tokens // _WORDS_VALUES_SHARE, counter, before)
     text = "\n".join([before, *chosen.values()])
     folded_text, figures = folded(text), figures_in(text)
@@ -8689,7 +8567,7 @@ def _fill(
     return filled
 
 
-def _sentences(messages: Sequence[Message], counter: TokenCounter) -> Iterator[_Sentence]:
+def _sentences(messages: Sequence[Message], longest: int, counter: TokenCounter) -> Iterator[_Sentence]:
     opened = False
     for age, message in enumerate(messages):
         if message.role not in {"user", "assistant"}:
@@ -8704,18 +8582,18 @@ def _sentences(messages: Sequence[Message], counter: TokenCounter) -> Iterator[_
             worth -= 2.0 if len(text) < (_SHORTEST if by_user else 2 * _SHORTEST) and text.isascii() else 0.0
             if by_user and not opened:
                 worth, opened = worth + 3.0, True  # the task the chat began with
-            yield _Sentence(age * 1_000 + min(n, 999), _line(message.role, text, counter), worth)
+            yield _Sentence(age * 1_000 + min(n, 999), _line(message.role, text, longest, counter), worth)
 
 
 def _cut_words(message: Message) -> list[str]:
     text = text_of(lean(message.raw).get("content"))
-    text = disarmed(ends_of(_FENCED.sub("\n", text), _MOST_READ))
+    text = disarmed(ends_of(_FENCED.sub("\n", text), _MOST_OF_MESSAGE))
     pieces = (_LIST_MARK.sub("", piece).strip() for piece in _SENTENCE_END.split(text))
     return [piece for piece in pieces if any(sign.isalnum() for sign in piece)]
 
 
-def _line(role: str, text: str, counter: TokenCounter) -> str:
-    short = " ".join(shorten_text(text, _LONGEST_SENTENCE, counter).split())
+def _line(role: str, text: str, longest: int, counter: TokenCounter) -> str:
+    short = " ".join(shorten_text(text, longest, counter).split())
     return f"{role}: {short}"
 
 
@@ -8744,7 +8622,7 @@ class HybridWeightingStrategy:
         cache: CacheBackend | None = None,
         tool_penalty: float = 0.5,
         pair_coherence: float = 0.8,
-        floor: float = FLOOR,
+        floor: float = LEAST,
         most: int = MOST_IN_TURN,
         patience: float = 10.0,
         rest: float = 30.0,
@@ -8821,7 +8699,7 @@ def _fused(
 ) -> dict[str, float]:
     """Add up words and meaning, from `floor` to 1; of what has no vector yet, words count for both.
 
-    The square is there so that recency, which comes on top, decides between what fits alike.
+    The power is there so that recency, which comes on top, decides between what fits alike only.
     """
     near = nearness_of(messages, cosines)
     nearest = max((value for value in near if value is not None), default=0.0) or 1.0
@@ -8830,26 +8708,70 @@ def _fused(
         for m, value in zip(messages, near, strict=True)
     ]
     best = max(fused, default=0.0) or 1.0
-    return {m.id: floor + (1 - floor) * (value / best) ** 2 for m, value in zip(messages, fused, strict=True)}
+    return {
+        m.id: floor + (1 - floor) * (value / best) ** SHARPNESS
+        for m, value in zip(messages, fused, strict=True)
+    }
 
 
 # ──── eunoe/summarizers/writer.py ───────────────────────────────────────────────────────────────────────────
 
-LEAST_ROOM = 40  # tokens; a summary that must be shorter says nothing
+LEAST_ROOM = 60  # tokens; a summary that must be shorter has no place for values
+
+
+@dataclass(slots=True)
+class CallTally:
+    """The model calls that may still be made, and what those made were billed.
+
+    `until` is a time of the monotonic clock. A call whose bill nobody knows counts as an empty `Usage`.
+    """
+
+    left: int
+    until: float
+    usages: list[Usage] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, calls: int, seconds: float) -> CallTally:
+        """Allow so many calls in so many seconds from now."""
+        return cls(calls, time.monotonic() + seconds)
+
+    @property
+    def may_call(self) -> bool:
+        """Say whether there is a call and time left."""
+        return self.left > 0 and time.monotonic() < self.until
+
+    async def reply(self, model: str, ask: Callable[[], Awaitable[ChatReply]]) -> ChatReply:
+        """Make a call and wait for its answer, as long as there is time.
+
+        Raises:
+            ModelFailed: there is none. Somebody else's client may raise anything; it ends here.
+        """
+        self.left -= 1
+        try:
+            async with asyncio.timeout(self.until - time.monotonic()):
+                reply = await ask()
+            reply = replace(reply, text=reply.text or "")
+        except EunoeError:
+            raise
+        except TimeoutError:
+            self.usages.append(Usage())
+            raise ModelFailed(model, "it gave no answer in time", passing=True) from None
+        except Exception as error:  # noqa: BLE001  see above
+            raise ModelFailed(model, f"it failed ({type(error).__name__})") from None
+        self.usages.append(reply.usage)
+        return reply
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenSummary:
     """What came of asking for a summary: `text` is empty where there is none, and `failure` says why.
 
-    `taken` is how many of the messages it covers, `usages` are those of all calls that were answered.
+    `taken` is how many of the messages it covers.
     """
 
     text: str = ""
     taken: int = 0
     failure: EunoeError | None = None
-    usages: tuple[Usage, ...] = ()
-    calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -8858,20 +8780,18 @@ class WrittenSections:
 
     texts: tuple[str, ...]
     failure: EunoeError | None = None
-    usages: tuple[Usage, ...] = ()
-    calls: int = 0
 
 
 class SummaryWriter(Protocol):
-    """Writes summaries that have been checked, in a bounded number of calls; never raises an EunoeError."""
+    """Writes summaries that have been checked, with the calls of a tally; never raises an EunoeError."""
 
     async def carry_on(
         self,
         previous: str,
         messages: Sequence[Message],
+        tally: CallTally,
         *,
         room: int,
-        calls: int,
         replaced: int = 0,
         first: int = 0,
         context: Sequence[Message] = (),
@@ -8879,15 +8799,15 @@ class SummaryWriter(Protocol):
         """Carry a summary on with the first of the messages, as many as one call takes.
 
         `room` is the most tokens of the new summary, `replaced` how many tokens of messages `previous`
-        stands for. The `first` messages must find room in `calls` calls, however much has to be shortened.
-        `context` stands before the messages and is not summarized.
+        stands for. The `first` messages must find room in the calls there are, however much has to be
+        shortened. `context` stands before the messages and is not summarized.
         """
         ...
 
     async def sections(
-        self, parts: Sequence[Sequence[Message]], *, ratio: float, calls: int
+        self, parts: Sequence[Sequence[Message]], tally: CallTally, *, ratio: float
     ) -> WrittenSections:
-        """Summarize each part by itself, several in one call where that can be done."""
+        """Summarize each part by itself, several in one call where that can be done, the last ones first."""
         ...
 
     def name(self) -> str:
@@ -8909,9 +8829,9 @@ class PluggedWriter:
         self,
         previous: str,
         messages: Sequence[Message],
+        tally: CallTally,
         *,
         room: int,
-        calls: int,  # noqa: ARG002  it takes one
         replaced: int = 0,
         first: int = 0,  # noqa: ARG002  it takes all messages at once
         context: Sequence[Message] = (),
@@ -8922,39 +8842,36 @@ class PluggedWriter:
         noted = [_as_message(previous)] if previous else []
         ratio = min(0.9, room / max(1, total))
         try:
-            text = await _summarized(self._backend, [*noted, *messages], ratio, context)
-            text = await asyncio.to_thread(self._checked, text, previous, messages, total, room, counter)
+            reply = await tally.reply(
+                self.name(), lambda: self._summarized([*noted, *messages], ratio, context)
+            )
+            facts = await asyncio.to_thread(facts_of, previous, messages, total)
+            text = await asyncio.to_thread(checked_summary, reply, facts, room, counter, self.name())
         except EunoeError as failure:
-            return WrittenSummary(failure=failure, calls=1)
-        return WrittenSummary(text, len(messages), calls=1)
+            return WrittenSummary(failure=failure)
+        return WrittenSummary(text, len(messages))
 
     async def sections(
-        self, parts: Sequence[Sequence[Message]], *, ratio: float, calls: int
+        self, parts: Sequence[Sequence[Message]], tally: CallTally, *, ratio: float
     ) -> WrittenSections:
-        """Summarize as many parts as there are calls, the last ones first."""
+        """Summarize as many parts as there are calls, the last ones first; a failure ends it."""
         counter = await asyncio.to_thread(counter_for, "")
-        texts, used = [""] * len(parts), 0
+        texts = [""] * len(parts)
         failure: EunoeError | None = None
         for i in reversed(range(len(parts))):
-            if used >= calls or failure:
+            if failure or not tally.may_call:
                 break
             room = room_for(await asyncio.to_thread(tokens_of, parts[i], counter), ratio)
-            written = await self.carry_on("", parts[i], room=room, calls=1)
+            written = await self.carry_on("", parts[i], tally, room=room)
             texts[i], failure = written.text, written.failure
-            used += 1
-        return WrittenSections(tuple(texts), failure, calls=used)
+        return WrittenSections(tuple(texts), failure)
 
-    def _checked(
-        self,
-        text: str,
-        previous: str,
-        messages: Sequence[Message],
-        tokens: int,
-        room: int,
-        counter: TokenCounter,
-    ) -> str:
-        facts = facts_of(previous, messages, tokens)
-        return checked_summary(ChatReply(text), facts, room, counter, self.name())
+    async def _summarized(
+        self, messages: Sequence[Message], ratio: float, context: Sequence[Message]
+    ) -> ChatReply:
+        before = context or None
+        text = await self._backend.summarize(messages, target_ratio=ratio, context_messages=before)
+        return ChatReply(str(text))
 
 
 def room_for(tokens: int, ratio: float) -> int:
@@ -8965,28 +8882,28 @@ def room_for(tokens: int, ratio: float) -> int:
 async def written_whole(
     writer: SummaryWriter,
     messages: Sequence[Message],
+    tally: CallTally,
     *,
     room: int,
-    calls: int,
     context: Sequence[Message] = (),
 ) -> WrittenSummary:
     """Write one summary of all messages, piece by piece where they are too many for one call."""
     counter = await asyncio.to_thread(counter_for, "")
-    done = WrittenSummary()
-    while done.taken < len(messages):
-        left, rest = calls - done.calls, messages[done.taken :]
-        if left < 1:
-            failure = AnswerRefused(writer.name(), "its summary took too many calls")
-            return replace(done, text="", failure=failure)
-        replaced = await asyncio.to_thread(tokens_of, messages[: done.taken], counter)
+    text, taken = "", 0
+    while taken < len(messages):
+        if not tally.may_call:
+            return WrittenSummary(
+                failure=AnswerRefused(writer.name(), "its summary took too many calls or too long")
+            )
+        rest = messages[taken:]
+        replaced = await asyncio.to_thread(tokens_of, messages[:taken], counter)
         step = await writer.carry_on(
-            done.text, rest, room=room, calls=left, replaced=replaced, first=len(rest), context=context
+            text, rest, tally, room=room, replaced=replaced, first=len(rest), context=context
         )
-        usages, used = (*done.usages, *step.usages), done.calls + step.calls
         if not step.text:
-            return WrittenSummary("", done.taken, step.failure, usages, used)
-        done = WrittenSummary(step.text, done.taken + step.taken, None, usages, used)
-    return done
+            return step
+        text, taken = step.text, taken + step.taken
+    return WrittenSummary(text, taken)
 
 
 def _as_message(text: str) -> Message:
@@ -8995,24 +8912,13 @@ def _as_message(text: str) -> Message:
     return Message(raw, 0, digest, digest)
 
 
-async def _summarized(
-    backend: Summarizer, messages: Sequence[Message], ratio: float, context: Sequence[Message]
-) -> str:
-    """Ask a summarizer that somebody plugged in, whose faults must not stop a chat."""
-    try:
-        return str(await backend.summarize(messages, target_ratio=ratio, context_messages=context or None))
-    except EunoeError:
-        raise
-    except Exception as error:  # noqa: BLE001  it is not ours, and may raise anything
-        raise ModelFailed(backend.name(), f"it failed ({type(error).__name__})") from None
-
-
 # ──── eunoe/summarizers/llm.py ──────────────────────────────────────────────────────────────────────────────
 
 Result = TypeVar("Result")
 
 _FIT_SHARE = 0.9  # of the window; the model may count otherwise than we do
 _REPLY_SHARE = 6  # the most of the window that a summary takes
+_NOTES_SHARE = 4  # the most that the summary so far takes
 _SPARE_SHARE, _MOST_SPARE = 8, 1_024  # of the window, for models that think before they write
 _LEAST_QUOTED = 120  # tokens; with less a call is not worth its instructions
 _PART_TOKENS = 24  # what frames a part
@@ -9020,20 +8926,6 @@ _BEFORE_SHARE = 8  # of the window, for context that is not summarized
 _MOST_SECTIONS = 8  # models lose count in longer lists
 _LEAST_WINDOW = 1_024
 _TOO_LARGE_PROMPT = frozenset({400, 413, 422})  # what servers answer to a prompt over their window
-
-
-@dataclass(slots=True)
-class _Tally:
-    """The calls that may be made, those made, and what they were billed."""
-
-    most: int
-    calls: int = 0
-    usages: list[Usage] = field(default_factory=list)
-
-    @property
-    def left(self) -> int:
-        """Say how many calls may still be made."""
-        return self.most - self.calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -9080,9 +8972,9 @@ class _Part:
 class LLMSummarizer:
     """Writes summaries with a chat model, `chat` or the one at `api_base`.
 
-    No request is larger than `window_tokens`, and no summary takes more than `max_calls` calls, of which one
-    is for a reply that was cut off: it is asked for again, shorter and with twice the room. A server that
-    finds a prompt too large is asked once more with half the window, and from then on at once.
+    No request is larger than `window_tokens`, and `summarize` takes at most `max_calls` calls and
+    `max_seconds`. A summary that was cut off is asked for once more, shorter and with twice the room. A
+    server that finds a prompt too large is asked once more with half the window, and from then on at once.
 
     Raises:
         BadSetting: there is neither an address nor a `chat`.
@@ -9098,6 +8990,7 @@ class LLMSummarizer:
         extra_body: Mapping[str, Any] | None = None,
         window_tokens: int = 8_192,
         max_calls: int = 6,
+        max_seconds: float = 120.0,
         attempts: int = 3,
         timeout: float = 60.0,
     ) -> None:
@@ -9109,7 +9002,7 @@ class LLMSummarizer:
             api_base, api_key, model, extra_body=extra_body, timeout=timeout, attempts=attempts
         )
         self._window = max(_LEAST_WINDOW, window_tokens)
-        self.max_calls = max(1, max_calls)
+        self._max_calls, self._max_seconds = max(1, max_calls), max_seconds
 
     def name(self) -> str:
         """Name the model."""
@@ -9133,7 +9026,11 @@ class LLMSummarizer:
         counter = await asyncio.to_thread(counter_for, self.name())
         room = room_for(await asyncio.to_thread(tokens_of, messages, counter), target_ratio)
         written = await written_whole(
-            self, messages, room=room, calls=self.max_calls, context=context_messages or ()
+            self,
+            messages,
+            CallTally.of(self._max_calls, self._max_seconds),
+            room=room,
+            context=context_messages or (),
         )
         if written.failure is not None:
             raise written.failure
@@ -9143,51 +9040,49 @@ class LLMSummarizer:
         self,
         previous: str,
         messages: Sequence[Message],
+        tally: CallTally,
         *,
         room: int,
-        calls: int,
         replaced: int = 0,
         first: int = 0,
         context: Sequence[Message] = (),
     ) -> WrittenSummary:
         """Carry a summary on with as many of the messages as one call takes; a failure is told, not raised."""
-        tally = _Tally(calls)
         task = _Task(previous, messages, room, replaced, first, context)
         try:
             text, taken = await self._sized(lambda window: self._carried_on(task, window, tally), tally)
         except EunoeError as failure:
-            return WrittenSummary(failure=failure, usages=tuple(tally.usages), calls=tally.calls)
-        return WrittenSummary(text, taken, None, tuple(tally.usages), tally.calls)
+            return WrittenSummary(failure=failure)
+        return WrittenSummary(text, taken)
 
     async def sections(
-        self, parts: Sequence[Sequence[Message]], *, ratio: float, calls: int
+        self, parts: Sequence[Sequence[Message]], tally: CallTally, *, ratio: float
     ) -> WrittenSections:
         """Summarize each part by itself, several in one call, the last ones first."""
-        tally = _Tally(calls)
         texts = [""] * len(parts)
         failure: EunoeError | None = None
         try:
             await self._sized(lambda window: self._fill(texts, parts, ratio, window, tally), tally)
         except EunoeError as error:
             failure = error
-        return WrittenSections(tuple(texts), failure, tuple(tally.usages), tally.calls)
+        return WrittenSections(tuple(texts), failure)
 
-    async def _sized(self, work: Callable[[int], Awaitable[Result]], tally: _Tally) -> Result:
+    async def _sized(self, work: Callable[[int], Awaitable[Result]], tally: CallTally) -> Result:
         """Do what makes requests for a window, and once more for half of it if the server finds them too large."""
         window = self._window
         try:
             return await work(window)
         except ModelFailed as refusal:
-            if refusal.status not in _TOO_LARGE_PROMPT or window // 2 < _LEAST_WINDOW or tally.left < 1:
+            if refusal.status not in _TOO_LARGE_PROMPT or window // 2 < _LEAST_WINDOW or not tally.may_call:
                 raise
         done = await work(window // 2)
         self._window = min(self._window, window // 2)
         return done
 
-    async def _carried_on(self, task: _Task, window: int, tally: _Tally) -> tuple[str, int]:
+    async def _carried_on(self, task: _Task, window: int, tally: CallTally) -> tuple[str, int]:
         ask = await asyncio.to_thread(self._ask, task, window, tally.left)
         reply = await self._reply(ask.request(ask.room), ask.max_tokens, tally)
-        if was_cut(reply) and tally.left:
+        if was_cut(reply) and tally.may_call:
             more = max(ask.max_tokens, min(2 * ask.max_tokens, ask.longest))
             reply = await self._reply(ask.request(max(LEAST_ROOM, ask.room // 2)), more, tally)
         return await asyncio.to_thread(self._checked, reply, ask.facts, ask.room), ask.taken
@@ -9198,13 +9093,13 @@ class LLMSummarizer:
         parts: Sequence[Sequence[Message]],
         ratio: float,
         window: int,
-        tally: _Tally,
+        tally: CallTally,
     ) -> None:
         """Put summaries of parts in their places; the first failure of a whole batch ends it."""
         places = [i for i, text in enumerate(texts) if not text]
         failure: EunoeError | None = None
         for batch in await asyncio.to_thread(self._batches, parts, places, ratio, window):
-            if not tally.left:
+            if not tally.may_call:
                 break
             found, problem = await self._sections_of(batch, parts, window, tally)
             for part, text in zip(batch, found, strict=True):
@@ -9216,14 +9111,12 @@ class LLMSummarizer:
             raise failure
 
     async def _sections_of(
-        self, batch: Sequence[_Part], parts: Sequence[Sequence[Message]], window: int, tally: _Tally
+        self, batch: Sequence[_Part], parts: Sequence[Sequence[Message]], window: int, tally: CallTally
     ) -> tuple[list[str], EunoeError | None]:
         """Summarize a batch; one part by itself is summarized like any other messages."""
         if len(batch) == 1:
             part = batch[0]
-            whole = await written_whole(self, parts[part.place], room=part.room, calls=tally.left)
-            tally.calls += whole.calls
-            tally.usages += whole.usages
+            whole = await written_whole(self, parts[part.place], tally, room=part.room)
             return [whole.text], whole.failure
         languages = {part.facts.language for part in batch} - {""}
         language = languages.pop() if len(languages) == 1 else ""
@@ -9232,16 +9125,8 @@ class LLMSummarizer:
         reply = await self._reply(request, room * 3 // 2 + _spare(window), tally)
         return await asyncio.to_thread(self._checked_sections, reply, batch)
 
-    async def _reply(self, request: list[RawMessage], max_tokens: int, tally: _Tally) -> ChatReply:
-        tally.calls += 1
-        try:
-            reply = await self._chat.complete(request, max_tokens=max_tokens)
-        except EunoeError:
-            raise
-        except Exception as error:  # noqa: BLE001  a client of somebody else's may raise anything
-            raise ModelFailed(self.name(), f"it failed ({type(error).__name__})") from None
-        tally.usages.append(reply.usage)
-        return reply
+    async def _reply(self, request: list[RawMessage], max_tokens: int, tally: CallTally) -> ChatReply:
+        return await tally.reply(self.name(), lambda: self._chat.complete(request, max_tokens=max_tokens))
 
     def _ask(self, task: _Task, window: int, calls: int) -> _Ask:
         """Make the request for the first of the messages that fit a window."""
@@ -9249,15 +9134,15 @@ class LLMSummarizer:
         room = min(task.room, window // _REPLY_SHARE)
         max_tokens = min(room * 3 // 2 + _spare(window), window // 4)
         before = _ending(task.context, window // _BEFORE_SHARE, counter)
-        fixed = REQUEST_TOKENS + counter.count_text(before) + counter.count_text(task.previous) * 9 // 8
+        notes = fitted(task.previous, window // _NOTES_SHARE, counter)  # written for a larger window, maybe
+        fixed = REQUEST_TOKENS + counter.count_text(before) + counter.count_text(notes) * 9 // 8
         usable = max(_LEAST_QUOTED, int(window * _FIT_SHARE) - max_tokens - fixed)
-        must = task.messages[: task.first]
-        share = share_shown(must, usable, max(1, calls - 1), counter) if must else 1.0
+        share = self._share(task.messages[: task.first], usable, max(1, calls - 1), room, counter)
         quotations = first_quotations(task.messages, usable, share, counter)
         shown = sum(q.tokens for q in quotations)
         messages = [q.message for q in quotations]
         return _Ask(
-            task.previous,
+            notes,
             "\n".join(q.text for q in quotations),
             before,
             room,
@@ -9266,6 +9151,22 @@ class LLMSummarizer:
             int(window * _FIT_SHARE) - fixed - shown,
             facts_of(task.previous, messages, task.replaced + tokens_of(messages, counter)),
         )
+
+    def _share(
+        self, must: Sequence[Message], usable: int, calls: int, room: int, counter: TokenCounter
+    ) -> float:
+        """Say how much of each message to show so that all have room in so many calls.
+
+        Raises:
+            AnswerRefused: they have not, so that it is better not to begin.
+        """
+        share = share_shown(must, usable, 1, counter)
+        if share < 1 and calls > 1:  # later calls show the summary so far
+            later = max(_LEAST_QUOTED, usable - room * 9 // 8)
+            share = max(share, share_shown(must, later, calls, counter))
+        if not share:
+            raise AnswerRefused(self.name(), "the messages are too many for its window")
+        return share
 
     def _batches(
         self, parts: Sequence[Sequence[Message]], places: Sequence[int], ratio: float, window: int
@@ -9361,7 +9262,10 @@ class SummaryReport:
 
 
 class SummaryBook(Protocol):
-    """Keeps summaries of a conversation's earlier turns. Never raises because of a model or a cache."""
+    """Keeps summaries of a conversation's earlier turns. Never raises because of a model or a cache.
+
+    Several writes may run at once: what one of them is making, the others leave alone.
+    """
 
     async def ready(self, turns: Sequence[Turn], scope: str) -> Sequence[Summary]:
         """Give the summaries that there are for all earlier turns, in their order, without overlaps.
@@ -9371,7 +9275,7 @@ class SummaryBook(Protocol):
         ...
 
     async def write(self, turns: Sequence[Turn], scope: str, *, room_tokens: int) -> SummaryReport:
-        """Make the summaries that are missing, in a bounded number of model calls, the oldest turn first.
+        """Make the summaries that are missing, in a bounded number of model calls and a bounded time.
 
         `turns` are what the summaries are for: for books that say `takes_prefix` all earlier turns up to
         the newest dropped one, for others those that were dropped. `room_tokens` is what all summaries of
@@ -9438,6 +9342,26 @@ class Shelf:
             logger.warning("A summary can't be kept in the cache: %s", type(error).__name__)
 
 
+class KeysAtWork:
+    """The keys that are being worked on, each by one write at a time, on whichever thread or event loop."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def taken(self, keys: Iterable[str]) -> Iterator[frozenset[str]]:
+        """Take those of the keys that nobody works on, and let them go at the end, however it comes."""
+        with self._lock:
+            free = frozenset(keys) - self._keys
+            self._keys |= free
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._keys -= free
+
+
 def writer_for(backend: Summarizer) -> SummaryWriter:
     """Give who writes with a summarizer."""
     return backend if isinstance(backend, LLMSummarizer) else PluggedWriter(backend)
@@ -9461,6 +9385,7 @@ _REPLACEABLE = frozenset(
 )
 # Of the room, what is asked for: the next question may be longer, and the summary's model may count otherwise.
 _ASKED_SHARE = 0.8
+LEAST_SUMMARY = 24  # tokens; what is shorter tells nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -9494,33 +9419,35 @@ def summarizable(job: Job) -> tuple[Turn, ...]:
 def held_room(job: Job, draft: Draft, summaries: Sequence[Summary]) -> int:
     """Say how many tokens to keep free for summaries: what they take, at most a fifth of the room.
 
-    The room is what instructions and the question leave. 0 where not one of the summaries would fit.
+    The room is what instructions and the question leave. 0 where not even a shortened summary would fit.
     """
     if not summaries or job.bound.tokens is None:
         return 0
     most = min(int(_room_of(job) * SUMMARY_SHARE), draft.room)
-    least = min(_tokens_with([summary], job.counter) for summary in summaries)
-    return min(most, _tokens_with(summaries, job.counter)) if least <= most else 0
+    wanted = sum(insertion_of([summary.text for summary in summaries], 0, job.counter).tokens)
+    return min(most, wanted) if most >= _frame_tokens(job.counter) + LEAST_SUMMARY else 0
 
 
 def insert_summaries(
     draft: Draft, messages: Sequence[Message], summaries: Sequence[Summary], most: int, counter: TokenCounter
 ) -> None:
-    """Add the summaries of turns that got no place, the newest first while they fit in `most` and the room."""
-    left_out = [
-        m for m in messages if not draft.has(m) and draft.refused.get(m.id, Reason.NO_ROOM) in _REPLACEABLE
-    ]
-    useful = [s for s in summaries if any(m.digest in s.covers for m in left_out)]
-    chosen: list[Summary] = []
-    insertion: Insertion | None = None
-    for summary in reversed(useful):
-        told = [m for m in left_out if any(m.digest in s.covers for s in (summary, *chosen))]
-        longer = insertion_of([s.text for s in (summary, *chosen)], _turn_start(messages, told[0]), counter)
-        if sum(longer.tokens) <= min(most, draft.room):
-            insertion, chosen = longer, [summary, *chosen]
-    if insertion is not None:
-        covered = frozenset(m.id for m in left_out if any(m.digest in s.covers for s in chosen))
-        draft.summarize(insertion, covered)
+    """Add the summaries of turns that got no place, the newest first while they fit in `most` and the room.
+
+    Where none fits whole, as after a change to a tighter limit, the newest is shortened.
+    """
+    most, turns = min(most, draft.room), turns_of(messages)
+    told = [(summary, _left_out_of(draft, turns, summary)) for summary in summaries]
+    told = [(summary, left_out) for summary, left_out in told if left_out]
+    chosen: list[tuple[Summary, Sequence[Message]]] = []
+    for each in reversed(told):
+        if sum(_inserted(turns, [each, *chosen], counter).tokens) <= most:
+            chosen.insert(0, each)
+    if told and not chosen:
+        newest, left_out = told[-1]
+        text = fitted(newest.text, most - _frame_tokens(counter), counter)
+        chosen = [(replace(newest, text=text), left_out)]
+    if chosen and sum((insertion := _inserted(turns, chosen, counter)).tokens) <= most:
+        draft.summarize(insertion, frozenset(m.id for _, left_out in chosen for m in left_out))
 
 
 def recap_of(job: Job, plan: Plan) -> Recap | None:
@@ -9536,8 +9463,7 @@ def recap_of(job: Job, plan: Plan) -> Recap | None:
         return None
     messages = [message for turn in turns[: missing[-1] + 1] for message in turn.messages]
     places = tuple(i for i, message in enumerate(messages) if message.id in replaced)
-    frame = sum(insertion_of([], 0, job.counter).tokens)
-    room = int(_room_of(job) * SUMMARY_SHARE * _ASKED_SHARE) - frame
+    room = int(_room_of(job) * SUMMARY_SHARE * _ASKED_SHARE) - _frame_tokens(job.counter)
     return Recap(tuple(message.raw for message in messages), places, max(0, room))
 
 
@@ -9555,16 +9481,28 @@ def _room_of(job: Job) -> int:
     return max(0, bound - job.overhead - fixed)
 
 
-def _tokens_with(summaries: Sequence[Summary], counter: TokenCounter) -> int:
-    return sum(insertion_of([summary.text for summary in summaries], 0, counter).tokens)
+def _frame_tokens(counter: TokenCounter) -> int:
+    return sum(insertion_of([], 0, counter).tokens)
 
 
-def _turn_start(messages: Sequence[Message], member: Message) -> int:
-    """Find where the turn of a message begins."""
-    for turn in turns_of(messages):
-        if any(m.position == member.position for m in turn.messages):
-            return turn.messages[0].position
-    return member.position
+def _left_out_of(draft: Draft, turns: Sequence[Turn], summary: Summary) -> Sequence[Message]:
+    """Give what got no place of the turns that a summary tells of."""
+    return [
+        message
+        for turn in turns
+        if all(message.digest in summary.covers for message in turn.messages)
+        for message in turn.messages
+        if not draft.has(message) and draft.refused.get(message.id, Reason.NO_ROOM) in _REPLACEABLE
+    ]
+
+
+def _inserted(
+    turns: Sequence[Turn], told: Sequence[tuple[Summary, Sequence[Message]]], counter: TokenCounter
+) -> Insertion:
+    """Frame summaries, before the first turn that one of them tells of and of which something is missing."""
+    first = min(left_out[0].position for _, left_out in told)
+    starts = [turn.messages[0].position for turn in turns if turn.messages[0].position <= first]
+    return insertion_of([summary.text for summary, _ in told], starts[-1], counter)
 
 
 # ──── eunoe/summarizers/conversation.py ─────────────────────────────────────────────────────────────────────
@@ -9572,9 +9510,9 @@ def _turn_start(messages: Sequence[Message], member: Message) -> int:
 _LIFE = 7 * 86_400
 _MOST_LISTED = {BY_MODEL: 16, BY_EXTRACT: 8}  # beginnings of a chat that are found again; older ones fall out
 _MOST_LOOKED_UP = 6
-_LEAST_NEW = (
-    240  # tokens of new turns that are worth a call; until then their own words stand behind the summary
-)
+_LISTED_BY = 4  # turns; by fewer, all chats that a bot begins alike would push each other off one list
+# Tokens of new turns that are worth a call; until then their own words stand behind the summary.
+_LEAST_NEW = 240
 _SUMMARY_SHARE = 0.7  # of the room, where words of newer turns stand behind it
 
 
@@ -9607,12 +9545,14 @@ class ConversationSummarizer:
         *,
         target_ratio: float = 0.3,
         max_calls: int = 6,
+        max_seconds: float = 120.0,
         least_new_tokens: int = _LEAST_NEW,
     ) -> None:
         self._writer = writer_for(backend)
-        self._ratio, self._max_calls, self._least_new = target_ratio, max(1, max_calls), least_new_tokens
+        self._ratio, self._least_new = target_ratio, least_new_tokens
+        self._max_calls, self._max_seconds = max(1, max_calls), max_seconds
         self._shelf = Shelf(cache, "summary-chat", _LIFE, backend.name(), f"{target_ratio:g}")
-        self._in_flight: set[str] = set()
+        self._at_work = KeysAtWork()
 
     async def ready(self, turns: Sequence[Turn], scope: str) -> Sequence[Summary]:
         """Give the summary of the longest beginning of the conversation that has one."""
@@ -9626,72 +9566,61 @@ class ConversationSummarizer:
     async def write(self, turns: Sequence[Turn], scope: str, *, room_tokens: int) -> SummaryReport:
         """Carry the longest summary on to the last of the turns, a call for each window of new messages."""
         chain = await asyncio.to_thread(prefix_chain, turns)
-        flight = f"{scope} {chain[0]}" if chain else ""
-        if not chain or room_tokens < LEAST_ROOM or flight in self._in_flight:
+        if not chain or room_tokens < LEAST_ROOM:
             return SummaryReport()
-        self._in_flight.add(flight)
-        try:
-            return await self._carry_on(turns, chain, scope, room_tokens)
-        finally:
-            self._in_flight.discard(flight)
+        with self._at_work.taken(self._list_keys(chain, scope)[-1:]) as free:
+            return await self._carry_on(turns, chain, scope, room_tokens) if free else SummaryReport()
 
     async def _carry_on(
         self, turns: Sequence[Turn], chain: Sequence[str], scope: str, room: int
     ) -> SummaryReport:
         known = await self._longest(chain, scope, BY_MODEL)
-        made, calls, problem = 0, 0, ""
-        usages: list[Usage] = []
-        while known.turns < len(turns) and calls < self._max_calls:
+        tally = CallTally.of(self._max_calls, self._max_seconds)
+        made, problem = 0, ""
+        while known.turns < len(turns) and tally.may_call:
             if await self._tokens(_messages_of(turns[known.turns :])) < self._least_new:
                 break
-            step, used, billed, problem = await self._step(turns, known, room, self._max_calls - calls)
-            calls, usages = calls + used, [*usages, *billed]
+            step, problem = await self._step(turns, known, room, tally)
             if step is None:
                 break
             known, made = step, made + 1
             await self._keep(known, chain, scope)
         if known.turns < len(turns):
             await self._keep_words(turns, chain, scope, known, room)
-        return SummaryReport(made, tuple(usages), problem)
+        return SummaryReport(made, tuple(tally.usages), problem)
 
     async def _step(
-        self, turns: Sequence[Turn], known: _Known, room: int, calls: int
-    ) -> tuple[_Known | None, int, list[Usage], str]:
-        """Carry a summary on to the next border between two turns; None if it can't be done in so many calls."""
+        self, turns: Sequence[Turn], known: _Known, room: int, tally: CallTally
+    ) -> tuple[_Known | None, str]:
+        """Carry a summary on to the next border between two turns; None if it can't be done, and why."""
         text, tokens = known.kept.text, known.kept.tokens
         borders = _borders(turns[known.turns :])
         messages = _messages_of(turns[known.turns :])
         room = min(room, room_for(tokens + await self._tokens(messages), self._ratio))
-        taken, used, billed = 0, 0, list[Usage]()
+        taken = 0
         while taken not in borders:
-            if used == calls:
-                return None, used, billed, ""
+            if not tally.may_call:
+                return None, ""
             first = min(border for border in borders if border > taken) - taken
             written = await self._writer.carry_on(
-                text,
-                messages[taken:],
-                room=room,
-                calls=calls - used,
-                replaced=tokens,
-                first=first,
+                text, messages[taken:], tally, room=room, replaced=tokens, first=first
             )
-            used, billed = used + written.calls, [*billed, *written.usages]
             if not written.text:
-                return None, used, billed, str(written.failure or "")
+                return None, str(written.failure or "")
             text, tokens = written.text, tokens + await self._tokens(messages[taken : taken + written.taken])
             taken += written.taken
-        done = known.turns + borders[taken]
-        return _Known(done, KeptSummary(text, BY_MODEL, tokens)), used, billed, ""
+        return _Known(known.turns + borders[taken], KeptSummary(text, BY_MODEL, tokens)), ""
 
     async def _keep(self, known: _Known, chain: Sequence[str], scope: str) -> None:
-        """Keep a summary, and put it on the list of those of this chat."""
+        """Keep a summary, and put it on the list of those of chats that begin like this one."""
         name, source = chain[known.turns - 1], known.kept.source
         await self._shelf.put(self._shelf.key(scope, name), known.kept)
-        listed = {made_by: [other for other in await self._names(chain, scope, made_by) if other != name]
-                  for made_by in _MOST_LISTED}  # fmt: skip
+        list_key = self._list_keys(chain[: known.turns], scope)[-1]
+        listed = {
+            by: [n for n in names if n != name] for by, names in (await self._listed([list_key])).items()
+        }
         listed[source].append(name)
-        shortened = {made_by: names[-_MOST_LISTED[made_by] :] for made_by, names in listed.items()}
-        await self._shelf.save(self._shelf.key(scope, "list", chain[0]), shortened)
+        await self._shelf.save(list_key, {by: names[-_MOST_LISTED[by] :] for by, names in listed.items()})
 
     async def _keep_words(
         self, turns: Sequence[Turn], chain: Sequence[str], scope: str, known: _Known, room: int
@@ -9704,8 +9633,10 @@ class ConversationSummarizer:
     def _with_words(self, turns: Sequence[Turn], known: _Known, room: int) -> KeptSummary | None:
         counter = counter_for(self._writer.name())
         new = _messages_of(turns[known.turns :])
-        total = known.kept.tokens + tokens_of(new, counter)
-        room = min(room, max(LEAST_ROOM, total - 1))
+        tokens = tokens_of(new, counter)
+        total = known.kept.tokens + tokens
+        wanted = int(known.kept.tokens * self._ratio) + max(self._least_new, room_for(tokens, self._ratio))
+        room = min(room, wanted, max(LEAST_ROOM, total - 1))
         before = fitted(known.kept.text, int(room * _SUMMARY_SHARE), counter)
         words = extract_of(new, room - counter.count_text(before) - 1, counter, before)
         text = "\n".join(part for part in (before, words) if part)
@@ -9718,19 +9649,26 @@ class ConversationSummarizer:
         if not chain:
             return _NOTHING
         places = {name: turns for turns, name in enumerate(chain, start=1)}
-        names = [name for source in sources for name in await self._names(chain, scope, source)]
-        known = sorted({places[name] for name in names if name in places}, reverse=True)
-        for turns in known[:_MOST_LOOKED_UP]:
+        listed = await self._listed(self._list_keys(chain, scope))
+        known = {places[name] for source in sources for name in listed[source] if name in places}
+        for turns in sorted(known, reverse=True)[:_MOST_LOOKED_UP]:
             kept = await self._shelf.get(self._shelf.key(scope, chain[turns - 1]))
             if kept is not None and kept.source in sources:
                 return _Known(turns, kept)
         return _NOTHING
 
-    async def _names(self, chain: Sequence[str], scope: str, source: str) -> list[str]:
-        """Give the names of the beginnings of this chat that have a summary from a source, newest last."""
-        listed = await self._shelf.load(self._shelf.key(scope, "list", chain[0]))
-        names = listed.get(source) if isinstance(listed, dict) else None
-        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    def _list_keys(self, chain: Sequence[str], scope: str) -> list[str]:
+        """Name the lists that a chat's summaries may stand on, the one of the longest beginning last."""
+        return [self._shelf.key(scope, "list", name) for name in chain[:_LISTED_BY]]
+
+    async def _listed(self, list_keys: Sequence[str]) -> dict[str, list[str]]:
+        """Give the names of beginnings that have a summary, by its source, newest last."""
+        lists = await asyncio.gather(*map(self._shelf.load, list_keys))
+        listed: dict[str, list[str]] = {source: [] for source in _MOST_LISTED}
+        for source, found in itertools.product(listed, filter(None, lists)):
+            names = found.get(source) if isinstance(found, dict) else None
+            listed[source] += map(str, names) if isinstance(names, list) else ()
+        return listed
 
     async def _tokens(self, messages: Sequence[Message]) -> int:
         counter = await asyncio.to_thread(counter_for, self._writer.name())
@@ -9763,7 +9701,8 @@ def _borders(turns: Sequence[Turn]) -> dict[int, int]:
 # ──── eunoe/summarizers/units.py ────────────────────────────────────────────────────────────────────────────
 
 DAY = 86_400
-_MOST_UNITS_LOOKED_UP = 128  # units, the newest ones
+_FEW_UNITS = 3  # that find room together, however long they are
+_MOST_UNITS = 128  # that are looked up, the newest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -9795,17 +9734,18 @@ class UnitBook:
         size: int,
         target_ratio: float = 0.3,
         max_calls: int = 6,
+        max_seconds: float = 120.0,
         short_tokens: int = 60,
     ) -> None:
         self._writer = writer_for(backend)
-        self._size, self._ratio, self._max_calls = max(1, size), target_ratio, max(1, max_calls)
-        self._short = short_tokens
+        self._size, self._ratio, self._short = max(1, size), target_ratio, short_tokens
+        self._max_calls, self._max_seconds = max(1, max_calls), max_seconds
         self._shelf = Shelf(cache, kind, DAY, backend.name(), f"{target_ratio:g}")
-        self._in_flight: set[str] = set()
+        self._at_work = KeysAtWork()
 
     async def ready(self, turns: Sequence[Turn], scope: str) -> Sequence[Summary]:
         """Give the summaries that are kept for the newest units, oldest first."""
-        units = (await asyncio.to_thread(self._units, turns, scope))[-_MOST_UNITS_LOOKED_UP:]
+        units = await asyncio.to_thread(self._units, turns, scope)
         kept = iter(await self._shelf.get_all([unit.key for unit in units if not unit.words]))
         summaries = []
         for unit in units:
@@ -9818,43 +9758,42 @@ class UnitBook:
     async def write(self, turns: Sequence[Turn], scope: str, *, room_tokens: int) -> SummaryReport:
         """Make the summaries that are missing for the newest units, as many as find room, in a few calls."""
         units = await asyncio.to_thread(self._units, turns, scope)
-        missing = await self._missing(units[-_MOST_UNITS_LOOKED_UP:], room_tokens)
-        missing = [unit for unit in missing if unit.key not in self._in_flight]
-        if not missing:
-            return SummaryReport()
-        keys = {unit.key for unit in missing}
-        self._in_flight |= keys
-        try:
-            return await self._make(missing)
-        finally:
-            self._in_flight -= keys
+        with self._at_work.taken(unit.key for unit in units) as free:
+            ratio = self._ratio_within(units, room_tokens)
+            missing = await self._missing(units, room_tokens, ratio)
+            mine = [unit for unit in missing if unit.key in free]
+            return await self._make(mine, ratio) if mine else SummaryReport()
 
-    async def _make(self, units: Sequence[SummaryUnit]) -> SummaryReport:
-        written = await self._writer.sections(
-            [unit.messages for unit in units], ratio=self._ratio, calls=self._max_calls
-        )
+    def _ratio_within(self, units: Sequence[SummaryUnit], room: int) -> float:
+        """Lower the ratio where the newest few units would not find room with it."""
+        tokens = sum(unit.tokens for unit in units[-_FEW_UNITS:])
+        return min(self._ratio, room / tokens) if tokens else self._ratio
+
+    async def _make(self, units: Sequence[SummaryUnit], ratio: float) -> SummaryReport:
+        tally = CallTally.of(self._max_calls, self._max_seconds)
+        written = await self._writer.sections([unit.messages for unit in units], tally, ratio=ratio)
         for unit, text in zip(units, written.texts, strict=True):
             if text:
                 await self._shelf.put(unit.key, KeptSummary(text, BY_MODEL, unit.tokens))
             elif await self._shelf.get(unit.key) is None:
-                await self._keep_extract(unit)
+                await self._keep_extract(unit, ratio)
         problem = str(written.failure) if written.failure else ""
-        return SummaryReport(sum(map(bool, written.texts)), written.usages, problem)
+        return SummaryReport(sum(map(bool, written.texts)), tuple(tally.usages), problem)
 
-    async def _keep_extract(self, unit: SummaryUnit) -> None:
+    async def _keep_extract(self, unit: SummaryUnit, ratio: float) -> None:
         """Keep the unit's own words until a model has summarized it."""
-        text = await asyncio.to_thread(self._extract, unit)
+        text = await asyncio.to_thread(self._extract, unit, ratio)
         if text:
             await self._shelf.put(unit.key, KeptSummary(text, BY_EXTRACT, unit.tokens))
 
-    async def _missing(self, units: Sequence[SummaryUnit], room: int) -> list[SummaryUnit]:
+    async def _missing(self, units: Sequence[SummaryUnit], room: int, ratio: float) -> list[SummaryUnit]:
         """Find the units that no model has summarized, the newest that find room with the others, oldest first."""
         kept = await self._shelf.get_all([unit.key for unit in units])
         missing: list[SummaryUnit] = []
         counter = await asyncio.to_thread(counter_for, self._writer.name())
         for unit, found in reversed(list(zip(units, kept, strict=True))):
             text = unit.words or (found.text if found and found.source == BY_MODEL else "")
-            room -= counter.count_text(text) if text else room_for(unit.tokens, self._ratio)
+            room -= counter.count_text(text) if text else room_for(unit.tokens, ratio)
             if room < 0:
                 break
             if not text:
@@ -9862,10 +9801,12 @@ class UnitBook:
         return missing[::-1]
 
     def _units(self, turns: Sequence[Turn], scope: str) -> list[SummaryUnit]:
+        """Cut the newest turns into units, oldest first; of those that say the same only the newest counts."""
         counter = counter_for(self._writer.name())
         whole = len(turns) - len(turns) % self._size
-        groups = [tuple(turns[at : at + self._size]) for at in range(0, whole, self._size)]
-        return [self._unit(group, scope, counter) for group in groups]
+        begins = range(0, whole, self._size)[-_MOST_UNITS:]
+        units = [self._unit(tuple(turns[at : at + self._size]), scope, counter) for at in reversed(begins)]
+        return list({unit.key: unit for unit in units}.values())[::-1]
 
     def _unit(self, turns: tuple[Turn, ...], scope: str, counter: TokenCounter) -> SummaryUnit:
         messages = tuple(message for turn in turns for message in turn.messages)
@@ -9875,9 +9816,9 @@ class UnitBook:
             words = ""
         return SummaryUnit(turns, messages, self._shelf.key(scope, *map(turn_digest, turns)), tokens, words)
 
-    def _extract(self, unit: SummaryUnit) -> str:
+    def _extract(self, unit: SummaryUnit, ratio: float) -> str:
         counter = counter_for(self._writer.name())
-        room = max(LEAST_ROOM, room_for(unit.tokens, self._ratio))
+        room = max(LEAST_ROOM, room_for(unit.tokens, ratio))
         text = extract_of(unit.messages, room, counter)
         return text if counter.count_text(text) < unit.tokens else ""
 
@@ -9916,6 +9857,8 @@ class Settlement:
 class ContextOrchestrator:
     """Decides what the model will see. One may serve many chats at once.
 
+    `summaries` may be given as `turn_summarizer` too, of whatever kind they are.
+
     What it remembers of chats is found by content and safe to lose: the prompts it sent last, for what a
     provider has in its cache, and what strategies and summaries keep in their caches.
     """
@@ -9928,6 +9871,7 @@ class ContextOrchestrator:
         weighting: WeightingStrategy | None = None,
         constraints: ConstraintSet | None = None,
         summaries: SummaryBook | None = None,
+        turn_summarizer: SummaryBook | None = None,
         model_budgets: Mapping[str, int] | None = None,
         sink: Sink | None = None,
         capture: Capture = Capture.PREVIEW,
@@ -9939,7 +9883,7 @@ class ContextOrchestrator:
         self.algorithm = algorithm or RecencyBiasedAlgorithm()
         self.weighting = weighting or SmartWeightingStrategy()
         self.constraints = constraints or ConstraintSet()
-        self.summaries = summaries
+        self.summaries = summaries or turn_summarizer
         self.model_budgets = model_budgets or {}
         self.sink = sink or NoSink()
         self.capture, self.log_level = capture, log_level
@@ -10096,6 +10040,7 @@ class ContextOrchestrator:
             keep=frozenset(draft.places),
             never=frozenset(draft.refused),
             sent=self.sent.sent_before(request.scope, request.model, job.conversation),
+            afresh="undo" in job.directives.turn,
         )
         return self.algorithm.select(Conversation(tuple(placed)), budget, constraints, job.counter)
 
@@ -10153,6 +10098,7 @@ class SegmentSummarizer(UnitBook):
         segment_turns: int = 8,
         target_ratio: float = 0.3,
         max_calls: int = 6,
+        max_seconds: float = 120.0,
     ) -> None:
         super().__init__(
             backend,
@@ -10161,17 +10107,14 @@ class SegmentSummarizer(UnitBook):
             size=segment_turns,
             target_ratio=target_ratio,
             max_calls=max_calls,
+            max_seconds=max_seconds,
         )
 
 
 # ──── eunoe/summarizers/turn.py ─────────────────────────────────────────────────────────────────────────────
 
 class TurnSummarizer(UnitBook):
-    """Keeps a summary for each turn, several of them made in one call of the model.
-
-    It is a summarizer too: `summarize` gives what the backend says of messages, and remembers it for a
-    day. `scope` is whose chats `summarize` is used for; books are told it with each call.
-    """
+    """Keeps a summary for each turn that was left out, several of them made in one call of the model."""
 
     def __init__(
         self,
@@ -10180,8 +10123,8 @@ class TurnSummarizer(UnitBook):
         *,
         target_ratio: float = 0.3,
         max_calls: int = 6,
+        max_seconds: float = 120.0,
         short_tokens: int = 60,
-        scope: str = "",
     ) -> None:
         super().__init__(
             backend,
@@ -10190,37 +10133,9 @@ class TurnSummarizer(UnitBook):
             size=1,
             target_ratio=target_ratio,
             max_calls=max_calls,
+            max_seconds=max_seconds,
             short_tokens=short_tokens,
         )
-        self._backend, self._scope = backend, scope
-
-    def name(self) -> str:
-        """Name the summarizer behind it."""
-        return self._backend.name()
-
-    async def summarize(
-        self,
-        messages: Sequence[Message],
-        *,
-        target_ratio: float = 0.3,
-        context_messages: Sequence[Message] | None = None,
-    ) -> str:
-        """Give a summary of about `target_ratio` of the messages' length; a failure is not remembered.
-
-        Raises:
-            ModelFailed: the model gave no answer.
-            AnswerRefused: its answer is no summary.
-        """
-        before = " ".join(message.digest for message in context_messages or ())
-        content = " ".join(message.digest for message in messages)
-        key = self._shelf.key(self._scope, "alone", f"{target_ratio:g}", before, content)
-        if (kept := await self._shelf.get(key)) is not None:
-            return kept.text
-        text = await self._backend.summarize(
-            messages, target_ratio=target_ratio, context_messages=context_messages
-        )
-        await self._shelf.put(key, KeptSummary(text, BY_MODEL, 0))
-        return text
 
 
 # ──── eunoe/assembly.py ─────────────────────────────────────────────────────────────────────────────────────
@@ -10388,6 +10303,45 @@ def _embedder_for(settings: Settings, models: HostModels) -> Embedder:
     return models.embedder
 
 
+# ──── eunoe/prices.py ───────────────────────────────────────────────────────────────────────────────────────
+
+class PriceSources:
+    """Finds prices as the settings say; `folder` is where OpenRouter's are kept if `store_path` names no place."""
+
+    def __init__(self, settings: Settings, folder: Path | None = None) -> None:
+        """Take the settings.
+
+        Raises:
+            BadSetting: OpenRouter's prices are wanted and there is no place to keep them.
+        """
+        self._aliases, self._path = settings.model_aliases, settings.pricing_config_path.strip()
+        self._fetched: PriceList | None = None
+        if settings.openrouter_pricing:
+            place = data_file(settings, folder, PRICES_FILE)
+            self._fetched = PriceList(place, settings.pricing_cache_ttl_hours)
+
+    def price_of(self, names: Sequence[str], listed: Price | None = None) -> Price | None:
+        """Find the price of a model by its names, the likeliest first; `listed` is what the host says.
+
+        Reads a file at most, and only if it has changed; nothing is waited for.
+
+        Raises:
+            BadSetting: the file or the aliases can't be read.
+        """
+        aliases = read_aliases(self._aliases)
+        if self._path and (price := _first_found(read_price_file(self._path), names, aliases)):
+            return price
+        if listed is not None or self._fetched is None:
+            return listed
+        return _first_found(self._fetched.prices(), names, aliases)
+
+
+def _first_found(
+    prices: Mapping[str, Price], names: Sequence[str], aliases: Mapping[str, str]
+) -> Price | None:
+    return next(filter(None, (find_price(prices, name, aliases) for name in names)), None)
+
+
 # ──── eunoe_hosts/open_webui.py ─────────────────────────────────────────────────────────────────────────────
 
 REQUEST_HOOK_SINCE = (0, 11, 2)  # older hosts plan in `inlet`, which sees less
@@ -10417,7 +10371,7 @@ class Filter:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
         self._engine: tuple[str, ContextOrchestrator] | None = None  # made anew when a valve changes
-        self._price_list: tuple[tuple[Path, float], PriceList] | None = None
+        self._prices: tuple[str, PriceSources] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._told: dict[str, str] = {}  # what was last said of each kind of trouble, so that it is said once
 
@@ -10627,28 +10581,18 @@ class Filter:
         return price
 
     def _found_price(self, hook: Hook, model: str) -> Price | None:
-        """Find the price of the chat's model, or of another one: in the file, the host's list, OpenRouter's."""
-        aliases = read_aliases(hook.valves.model_aliases)
         wanted = model or str(hook.body.get("model") or "")
         entry = hook.listed(model) if model else hook.model or hook.metadata.get("model")
         entries = list(model_entries(entry, hook.request))
         names = [wanted, *(str(entry.get("id") or "") for entry in entries)]
-        if path := hook.valves.pricing_config_path.strip():
-            prices = read_price_file(path)
-            if price := next(filter(None, (find_price(prices, name, aliases) for name in names)), None):
-                return price
-        if price := next(filter(None, map(listed_price, nested_entries(entries))), None):
-            return price
-        if not hook.valves.openrouter_pricing:
-            return None
-        fetched = self._prices_for(hook.valves).prices()
-        return next(filter(None, (find_price(fetched, name, aliases) for name in names)), None)
+        listed = next(filter(None, map(listed_price, nested_entries(entries))), None)
+        return self._sources_for(hook.valves).price_of(names, listed)
 
-    def _prices_for(self, valves: Settings) -> PriceList:
-        key = (data_file(valves, own_folder(), PRICES_FILE), valves.pricing_cache_ttl_hours)
-        if self._price_list is None or self._price_list[0] != key:
-            self._price_list = (key, PriceList(*key))
-        return self._price_list[1]
+    def _sources_for(self, valves: Settings) -> PriceSources:
+        key = valves.model_dump_json()
+        if self._prices is None or self._prices[0] != key:
+            self._prices = (key, PriceSources(valves, own_folder()))
+        return self._prices[1]
 
     async def _engine_for(self, hook: Hook) -> ContextOrchestrator:
         """Give the orchestrator for the present valves; what it remembers lasts as long as they do."""
@@ -10731,120 +10675,85 @@ def locate(error: BaseException) -> list[str]:
 
 # Where each source file starts in this one; error reports use it.
 _SECTIONS = (
-<<<<<<< HEAD
     (80, "eunoe/errors.py", 15),
     (130, "eunoe/events.py", 17),
     (324, "eunoe/cache/entry.py", 5),
     (349, "eunoe/cache/outage.py", 9),
     (393, "eunoe/memo.py", 8),
-    (420, "eunoe/estimate.py", 14),
-    (533, "eunoe/usage.py", 9),
-    (641, "eunoe/terms.py", 12),
-    (722, "eunoe/summarizers/language.py", 9),
-    (796, "eunoe/summarizers/values.py", 9),
-    (1024, "eunoe/summarizers/sections.py", 7),
-    (1071, "eunoe/weighting/labels.py", 11),
-    (1246, "eunoe/weighting/vectors.py", 20),
-    (1330, "eunoe/api.py", 20),
-    (1551, "eunoe/budget.py", 15),
-    (1736, "eunoe/conversation.py", 13),
-    (1954, "eunoe/sink.py", 17),
-    (2124, "eunoe/cache/keys.py", 10),
-    (2141, "eunoe/cache/memory.py", 15),
-    (2217, "eunoe/cache/redis.py", 15),
-    (2361, "eunoe/cache/sqlite.py", 23),
-    (2565, "eunoe/pricing.py", 19),
-    (2731, "eunoe/relevance.py", 19),
-    (2885, "eunoe/bonds.py", 14),
-    (3018, "eunoe/flags.py", 20),
-    (3306, "eunoe/summarizers/prompts.py", 10),
-    (3397, "eunoe/tokens.py", 25),
-    (3544, "eunoe/weighting/static.py", 11),
-    (3564, "eunoe/listing.py", 10),
-    (3600, "eunoe/settings.py", 15),
-    (3926, "eunoe/weighting/keyword.py", 13),
-    (3979, "eunoe/weighting/topics.py", 16),
-    (4098, "eunoe/compress.py", 17),
-    (4283, "eunoe/insertion.py", 12),
-    (4327, "eunoe/job.py", 17),
-    (4451, "eunoe/ports.py", 18),
-    (4655, "eunoe/openrouter.py", 30),
-    (4892, "eunoe/weighting/smart.py", 14),
-    (4939, "eunoe/weighting/label_prompt.py", 14),
-    (5048, "eunoe/plan.py", 17),
-    (5288, "eunoe_hosts/open_webui_hook.py", 23),
-    (5448, "eunoe/algorithms/greedy.py", 14),
-    (5501, "eunoe/reply.py", 13),
-    (5561, "eunoe/scoring.py", 14),
-    (5599, "eunoe/weighting/composite.py", 15),
-    (5656, "eunoe/weighting/label_windows.py", 12),
-    (5757, "eunoe/weighting/topic_dialog.py", 19),
-    (5916, "eunoe/draft.py", 14),
-    (6053, "eunoe/report.py", 12),
-    (6142, "eunoe/sent.py", 16),
-    (6241, "eunoe/statusline.py", 13),
-    (6312, "eunoe/algorithms/recency.py", 12),
-    (6337, "eunoe/endpoint.py", 20),
-    (6529, "eunoe/weighting/label_task.py", 17),
-    (6630, "eunoe/anchors.py", 18),
-    (6806, "eunoe/algorithms/dependency.py", 13),
-    (6841, "eunoe/algorithms/prefix.py", 15),
-    (6898, "eunoe/summarizers/transcript.py", 14),
-    (6992, "eunoe/weighting/similarity.py", 24),
-    (7237, "eunoe_hosts/open_webui_models.py", 21),
-    (7375, "eunoe/weighting/llm_analyzer.py", 29),
-    (7645, "eunoe/selection.py", 21),
-    (7787, "eunoe/summarizers/source.py", 17),
-    (7907, "eunoe/weighting/embedding.py", 17),
-    (8034, "eunoe/summarizers/checks.py", 26),
-    (8203, "eunoe/summarizers/extract.py", 17),
-    (8296, "eunoe/weighting/hybrid.py", 17),
-    (8410, "eunoe/summarizers/writer.py", 19),
-    (8584, "eunoe/summarizers/llm.py", 24),
-    (8906, "eunoe/summarizers/book.py", 22),
-    (9030, "eunoe/recap.py", 18),
-    (9144, "eunoe/summarizers/conversation.py", 31),
-    (9337, "eunoe/summarizers/units.py", 29),
-    (9465, "eunoe/orchestrator.py", 40),
-    (9712, "eunoe/summarizers/segment.py", 9),
-    (9741, "eunoe/summarizers/turn.py", 13),
-    (9800, "eunoe/assembly.py", 35),
-    (9965, "eunoe_hosts/open_webui.py", 66),
-=======
-    (56, "eunoe/errors.py", 15),
-    (106, "eunoe/memo.py", 8),
-    (133, "eunoe/terms.py", 12),
-    (240, "eunoe/estimate.py", 14),
-    (353, "eunoe/events.py", 17),
-    (525, "eunoe/usage.py", 9),
-    (633, "eunoe/budget.py", 14),
-    (755, "eunoe/conversation.py", 13),
-    (973, "eunoe/cues.py", 11),
-    (1033, "eunoe/kinds.py", 14),
-    (1144, "eunoe/sink.py", 15),
-    (1316, "eunoe/pricing.py", 19),
-    (1456, "eunoe/bonds.py", 14),
-    (1589, "eunoe/flags.py", 20),
-    (1877, "eunoe/tokens.py", 25),
-    (2024, "eunoe/weighting/static.py", 11),
-    (2044, "eunoe/relevance.py", 23),
-    (2265, "eunoe/listing.py", 10),
-    (2301, "eunoe/settings.py", 14),
-    (2481, "eunoe/plan.py", 16),
-    (2686, "eunoe/compress.py", 17),
-    (2871, "eunoe/job.py", 17),
-    (2981, "eunoe/ports.py", 18),
-    (3183, "eunoe/weighting/keyword.py", 13),
-    (3236, "eunoe/report.py", 12),
-    (3323, "eunoe/statusline.py", 13),
-    (3394, "eunoe/draft.py", 13),
-    (3524, "eunoe/algorithms/greedy.py", 14),
-    (3577, "eunoe/weighting/smart.py", 13),
-    (3629, "eunoe/anchors.py", 17),
-    (3795, "eunoe/algorithms/recency.py", 12),
-    (3820, "eunoe/selection.py", 19),
-    (3955, "eunoe/algorithms/dependency.py", 13),
-    (3990, "eunoe/orchestrator.py", 42),
-    (4193, "eunoe_hosts/open_webui.py", 45),
->>>>>>> recall
+    (420, "eunoe/terms.py", 12),
+    (527, "eunoe/estimate.py", 14),
+    (640, "eunoe/usage.py", 9),
+    (748, "eunoe/summarizers/language.py", 9),
+    (822, "eunoe/summarizers/values.py", 9),
+    (1051, "eunoe/summarizers/sections.py", 7),
+    (1098, "eunoe/weighting/labels.py", 11),
+    (1273, "eunoe/weighting/vectors.py", 20),
+    (1357, "eunoe/api.py", 20),
+    (1578, "eunoe/budget.py", 15),
+    (1764, "eunoe/conversation.py", 13),
+    (1982, "eunoe/sink.py", 17),
+    (2152, "eunoe/cache/keys.py", 10),
+    (2169, "eunoe/cache/memory.py", 15),
+    (2245, "eunoe/cache/redis.py", 15),
+    (2389, "eunoe/cache/sqlite.py", 23),
+    (2593, "eunoe/cues.py", 11),
+    (2653, "eunoe/kinds.py", 15),
+    (2764, "eunoe/pricing.py", 19),
+    (2930, "eunoe/bonds.py", 14),
+    (3063, "eunoe/flags.py", 20),
+    (3353, "eunoe/summarizers/prompts.py", 10),
+    (3444, "eunoe/tokens.py", 25),
+    (3591, "eunoe/weighting/static.py", 11),
+    (3611, "eunoe/relevance.py", 23),
+    (3832, "eunoe/listing.py", 10),
+    (3868, "eunoe/settings.py", 15),
+    (4195, "eunoe/compress.py", 17),
+    (4380, "eunoe/insertion.py", 12),
+    (4424, "eunoe/job.py", 17),
+    (4554, "eunoe/ports.py", 18),
+    (4759, "eunoe/weighting/keyword.py", 13),
+    (4812, "eunoe/weighting/topics.py", 16),
+    (4931, "eunoe/openrouter.py", 30),
+    (5168, "eunoe/weighting/label_prompt.py", 14),
+    (5277, "eunoe/plan.py", 17),
+    (5517, "eunoe_hosts/open_webui_hook.py", 23),
+    (5677, "eunoe/algorithms/greedy.py", 14),
+    (5730, "eunoe/reply.py", 13),
+    (5790, "eunoe/scoring.py", 14),
+    (5828, "eunoe/weighting/composite.py", 15),
+    (5885, "eunoe/weighting/smart.py", 13),
+    (5937, "eunoe/weighting/label_windows.py", 12),
+    (6038, "eunoe/weighting/topic_dialog.py", 19),
+    (6197, "eunoe/draft.py", 14),
+    (6334, "eunoe/report.py", 12),
+    (6423, "eunoe/sent.py", 16),
+    (6522, "eunoe/statusline.py", 13),
+    (6593, "eunoe/algorithms/recency.py", 12),
+    (6618, "eunoe/endpoint.py", 20),
+    (6810, "eunoe/weighting/label_task.py", 17),
+    (6911, "eunoe/anchors.py", 18),
+    (7087, "eunoe/algorithms/dependency.py", 13),
+    (7122, "eunoe/algorithms/prefix.py", 14),
+    (7182, "eunoe/summarizers/transcript.py", 14),
+    (7287, "eunoe/weighting/similarity.py", 24),
+    (7532, "eunoe_hosts/open_webui_models.py", 21),
+    (7670, "eunoe/weighting/llm_analyzer.py", 29),
+    (7940, "eunoe/selection.py", 22),
+    (8084, "eunoe/summarizers/source.py", 17),
+    (8213, "eunoe/weighting/embedding.py", 18),
+    (8328, "eunoe/summarizers/checks.py", 24),
+    (8508, "eunoe/summarizers/extract.py", 17),
+    (8602, "eunoe/weighting/hybrid.py", 17),
+    (8719, "eunoe/summarizers/writer.py", 20),
+    (8917, "eunoe/summarizers/llm.py", 23),
+    (9235, "eunoe/summarizers/book.py", 24),
+    (9382, "eunoe/recap.py", 19),
+    (9510, "eunoe/summarizers/conversation.py", 32),
+    (9703, "eunoe/summarizers/units.py", 30),
+    (9834, "eunoe/orchestrator.py", 40),
+    (10085, "eunoe/summarizers/segment.py", 9),
+    (10116, "eunoe/summarizers/turn.py", 9),
+    (10143, "eunoe/assembly.py", 35),
+    (10308, "eunoe/prices.py", 14),
+    (10347, "eunoe_hosts/open_webui.py", 66),
 )

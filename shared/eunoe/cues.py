@@ -24,7 +24,7 @@ _ASKED = {
         r"\bhow (?:many|much|old|often|far|big|tall|large)\b|\b(?:what|which) (?:number|price|age|amount|version)\b"
     ),
 }
-_MOST_READ = 2_000  # characters of a question; what is asked stands at its beginning or its end
+_MOST_READ_OF_QUESTION = 2_000  # characters of a question; what is asked stands at its beginning or its end
 
 # "May" is no sure sign, and "evening" has the stem of "even".
 _TIMES = frozenset(
@@ -48,8 +48,8 @@ _DIGIT = re.compile(r"[0-9]")
 
 def cues_asked(question: str) -> frozenset[Cue]:
     """Say what an English question wants to be told."""
-    if len(question) > 2 * _MOST_READ:
-        question = f"{question[:_MOST_READ]} {question[-_MOST_READ:]}"
+    if len(question) > 2 * _MOST_READ_OF_QUESTION:
+        question = f"{question[:_MOST_READ_OF_QUESTION]} {question[-_MOST_READ_OF_QUESTION:]}"
     lowered = question.lower()
     return frozenset(cue for cue, pattern in _ASKED.items() if pattern.search(lowered))
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from .terms import term_of
 
 # Words that name a kind, then words for what is of that kind.
-_KINDS = """\
+_KIND_WORDS = """\
 family relative: mother mom mum father dad parent sister brother sibling son daughter child kid baby wife husband
   grandmother grandma grandfather grandpa aunt uncle cousin niece nephew
 parent: mother mom mum father dad
@@ -113,7 +113,7 @@ def kin_of(asked: Iterable[str]) -> frozenset[str]:
 def _kinds() -> Mapping[str, frozenset[str]]:
     """Read the table: for each term that names a kind the terms of that kind, other names of it among them."""
     kinds: dict[str, frozenset[str]] = {}
-    for line in _KINDS.replace("\n  ", " ").splitlines():
+    for line in _KIND_WORDS.replace("\n  ", " ").splitlines():
         names, _, members = line.partition(":")
         named = frozenset(map(term_of, names.split()))
         for name in named:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .bonds import Turn, turns_of
@@ -13,6 +13,7 @@ from .insertion import SUMMARY_SHARE, Insertion, insertion_of, is_summary
 from .job import Job
 from .plan import Fate, Plan, Reason
 from .summarizers.book import Summary
+from .summarizers.checks import fitted
 from .tokens import TokenCounter
 
 # Why a message may be missing and yet its summary be sent. What a user took out stays out.
@@ -21,6 +22,7 @@ _REPLACEABLE = frozenset(
 )
 # Of the room, what is asked for: the next question may be longer, and the summary's model may count otherwise.
 _ASKED_SHARE = 0.8
+LEAST_SUMMARY = 24  # tokens; what is shorter tells nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +56,35 @@ def summarizable(job: Job) -> tuple[Turn, ...]:
 def held_room(job: Job, draft: Draft, summaries: Sequence[Summary]) -> int:
     """Say how many tokens to keep free for summaries: what they take, at most a fifth of the room.
 
-    The room is what instructions and the question leave. 0 where not one of the summaries would fit.
+    The room is what instructions and the question leave. 0 where not even a shortened summary would fit.
     """
     if not summaries or job.bound.tokens is None:
         return 0
     most = min(int(_room_of(job) * SUMMARY_SHARE), draft.room)
-    least = min(_tokens_with([summary], job.counter) for summary in summaries)
-    return min(most, _tokens_with(summaries, job.counter)) if least <= most else 0
+    wanted = sum(insertion_of([summary.text for summary in summaries], 0, job.counter).tokens)
+    return min(most, wanted) if most >= _frame_tokens(job.counter) + LEAST_SUMMARY else 0
 
 
 def insert_summaries(
     draft: Draft, messages: Sequence[Message], summaries: Sequence[Summary], most: int, counter: TokenCounter
 ) -> None:
-    """Add the summaries of turns that got no place, the newest first while they fit in `most` and the room."""
-    left_out = [
-        m for m in messages if not draft.has(m) and draft.refused.get(m.id, Reason.NO_ROOM) in _REPLACEABLE
-    ]
-    useful = [s for s in summaries if any(m.digest in s.covers for m in left_out)]
-    chosen: list[Summary] = []
-    insertion: Insertion | None = None
-    for summary in reversed(useful):
-        told = [m for m in left_out if any(m.digest in s.covers for s in (summary, *chosen))]
-        longer = insertion_of([s.text for s in (summary, *chosen)], _turn_start(messages, told[0]), counter)
-        if sum(longer.tokens) <= min(most, draft.room):
-            insertion, chosen = longer, [summary, *chosen]
-    if insertion is not None:
-        covered = frozenset(m.id for m in left_out if any(m.digest in s.covers for s in chosen))
-        draft.summarize(insertion, covered)
+    """Add the summaries of turns that got no place, the newest first while they fit in `most` and the room.
+
+    Where none fits whole, as after a change to a tighter limit, the newest is shortened.
+    """
+    most, turns = min(most, draft.room), turns_of(messages)
+    told = [(summary, _left_out_of(draft, turns, summary)) for summary in summaries]
+    told = [(summary, left_out) for summary, left_out in told if left_out]
+    chosen: list[tuple[Summary, Sequence[Message]]] = []
+    for each in reversed(told):
+        if sum(_inserted(turns, [each, *chosen], counter).tokens) <= most:
+            chosen.insert(0, each)
+    if told and not chosen:
+        newest, left_out = told[-1]
+        text = fitted(newest.text, most - _frame_tokens(counter), counter)
+        chosen = [(replace(newest, text=text), left_out)]
+    if chosen and sum((insertion := _inserted(turns, chosen, counter)).tokens) <= most:
+        draft.summarize(insertion, frozenset(m.id for _, left_out in chosen for m in left_out))
 
 
 def recap_of(job: Job, plan: Plan) -> Recap | None:
@@ -96,8 +100,7 @@ def recap_of(job: Job, plan: Plan) -> Recap | None:
         return None
     messages = [message for turn in turns[: missing[-1] + 1] for message in turn.messages]
     places = tuple(i for i, message in enumerate(messages) if message.id in replaced)
-    frame = sum(insertion_of([], 0, job.counter).tokens)
-    room = int(_room_of(job) * SUMMARY_SHARE * _ASKED_SHARE) - frame
+    room = int(_room_of(job) * SUMMARY_SHARE * _ASKED_SHARE) - _frame_tokens(job.counter)
     return Recap(tuple(message.raw for message in messages), places, max(0, room))
 
 
@@ -115,13 +118,25 @@ def _room_of(job: Job) -> int:
     return max(0, bound - job.overhead - fixed)
 
 
-def _tokens_with(summaries: Sequence[Summary], counter: TokenCounter) -> int:
-    return sum(insertion_of([summary.text for summary in summaries], 0, counter).tokens)
+def _frame_tokens(counter: TokenCounter) -> int:
+    return sum(insertion_of([], 0, counter).tokens)
 
 
-def _turn_start(messages: Sequence[Message], member: Message) -> int:
-    """Find where the turn of a message begins."""
-    for turn in turns_of(messages):
-        if any(m.position == member.position for m in turn.messages):
-            return turn.messages[0].position
-    return member.position
+def _left_out_of(draft: Draft, turns: Sequence[Turn], summary: Summary) -> Sequence[Message]:
+    """Give what got no place of the turns that a summary tells of."""
+    return [
+        message
+        for turn in turns
+        if all(message.digest in summary.covers for message in turn.messages)
+        for message in turn.messages
+        if not draft.has(message) and draft.refused.get(message.id, Reason.NO_ROOM) in _REPLACEABLE
+    ]
+
+
+def _inserted(
+    turns: Sequence[Turn], told: Sequence[tuple[Summary, Sequence[Message]]], counter: TokenCounter
+) -> Insertion:
+    """Frame summaries, before the first turn that one of them tells of and of which something is missing."""
+    first = min(left_out[0].position for _, left_out in told)
+    starts = [turn.messages[0].position for turn in turns if turn.messages[0].position <= first]
+    return insertion_of([summary.text for summary, _ in told], starts[-1], counter)

@@ -121,11 +121,32 @@ def test_a_summary_of_what_is_kept_is_not_sent():
 
 
 def test_a_summary_takes_a_fifth_of_the_room_at_most():
-    long = Book(text=" ".join(["told"] * 119))  # with its frame more than a fifth of 600
-    plan = process([*chat(20), QUESTION], long).plan
+    """One that was made under a larger limit loses lines out of its middle."""
+    lines = [f"- They spoke of point {i}." for i in range(30)]
+    plan = process([*chat(20), QUESTION], Book(text="\n".join(lines))).plan
+    told = [line for line in plan.messages[2]["content"].splitlines() if line.startswith("- ")]
+    assert 2 < len(told) < 20
+    assert told[0] == lines[0]
+    assert told[-1] == lines[-1]
+    assert plan.inserted_tokens <= (600 - 3 - 6) * 0.2
+    assert Fate.DROPPED not in [d.fate for d in plan.decisions]
+
+
+def test_what_was_said_word_for_word_twice_is_covered_where_its_turn_is():
+    messages = chat(20)
+    for i in (5, 31):
+        messages[i] = {"role": "assistant", "content": "Yes. " * 20}
+    plan = process([*messages, QUESTION], Book(turns=8)).plan
+    fates = [d.fate for d in plan.decisions]
+    assert fates[5] is Fate.SUMMARIZED
+    assert fates[31] is not Fate.SUMMARIZED
+
+
+def test_where_the_room_is_too_small_for_any_summary_none_is_sent():
+    plan = process([*chat(20), QUESTION], Book(), budget=300).plan
     assert plan.insertion is None
     assert Fate.DROPPED in [d.fate for d in plan.decisions]
-    assert plan.tokens_after > 500  # the room is used all the same
+    assert plan.tokens_after > 240  # the room is used all the same
 
 
 def test_of_many_summaries_the_newest_that_fit_are_sent_in_order():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,7 +51,10 @@ class SummaryReport:
 
 
 class SummaryBook(Protocol):
-    """Keeps summaries of a conversation's earlier turns. Never raises because of a model or a cache."""
+    """Keeps summaries of a conversation's earlier turns. Never raises because of a model or a cache.
+
+    Several writes may run at once: what one of them is making, the others leave alone.
+    """
 
     async def ready(self, turns: Sequence[Turn], scope: str) -> Sequence[Summary]:
         """Give the summaries that there are for all earlier turns, in their order, without overlaps.
@@ -59,7 +64,7 @@ class SummaryBook(Protocol):
         ...
 
     async def write(self, turns: Sequence[Turn], scope: str, *, room_tokens: int) -> SummaryReport:
-        """Make the summaries that are missing, in a bounded number of model calls, the oldest turn first.
+        """Make the summaries that are missing, in a bounded number of model calls and a bounded time.
 
         `turns` are what the summaries are for: for books that say `takes_prefix` all earlier turns up to
         the newest dropped one, for others those that were dropped. `room_tokens` is what all summaries of
@@ -124,6 +129,26 @@ class Shelf:
             await self._cache.set(key, json.dumps(value), self._ttl)
         except Exception as error:  # noqa: BLE001  see above
             logger.warning("A summary can't be kept in the cache: %s", type(error).__name__)
+
+
+class KeysAtWork:
+    """The keys that are being worked on, each by one write at a time, on whichever thread or event loop."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def taken(self, keys: Iterable[str]) -> Iterator[frozenset[str]]:
+        """Take those of the keys that nobody works on, and let them go at the end, however it comes."""
+        with self._lock:
+            free = frozenset(keys) - self._keys
+            self._keys |= free
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._keys -= free
 
 
 def writer_for(backend: Summarizer) -> SummaryWriter:

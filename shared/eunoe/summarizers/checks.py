@@ -1,16 +1,14 @@
 """Says whether what a model wrote is a summary, and makes it one that loses no telling value.
 
-A reply is refused that is empty or only reasoning, an error text or a refusal, the instructions said back,
+A reply is refused that is empty or only reasoning, cut off, an error text or a refusal, the request said back,
 one thing said over and over, about another matter or in another script or language, mostly made of values
-that the source has not, or no smaller than what it replaces. One that was cut off is taken back to its last
-whole line, and refused if fewer than three are left: whoever asks should ask once more before, for less.
-Single lines with values that the source has not are taken out.
+that the source has not, or no smaller than what it replaces. Single lines with values that the source has
+not are taken out.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 
 from ..compress import shorten_text
 from ..errors import AnswerRefused
@@ -23,24 +21,27 @@ from .prompts import SUMMARY_PROMPT, disarmed
 from .source import VALUES_MARK, SourceFacts, missing_from, values_line
 from .values import folded, strange_values
 
-_VALUES_SHARE, _MOST_OF_VALUES = 5, 160  # of the room, and in tokens
-_LEAST_WHOLE_LINES = 3  # of a summary that was cut off
+_VALUES_SHARE, _MOST_OF_VALUES = 2, 240  # of the room where the summary fills it, and in tokens
 
 # Of a summary's terms, so many stand in its source. Measured on the 272 sessions of LoCoMo with their
 # summaries: never under 0.5, and with another chat's session 0.2 on average and in one of twenty over 0.32.
 _LEAST_SHARED, _LEAST_TERMS = 0.3, 6
-# What a text is packed to that says the same again and again; notes of many alike lines reach 0.35.
-_REPEATED, _LONG_ENOUGH = 0.22, 400
+# Of a text's runs of six words (signs where there are no spaces), half are said once at least; a list of many
+# alike lines, each of another thing, has more than that.
+_RUN_LENGTH, _LEAST_RUNS = 6, 40
+_WORD_OR_SIGN = re.compile(r"[\u0e00-\u0e7f\u3040-\u9fff]|\w+")
 _LEAST_OF_SCRIPT = 0.1  # of a summary's letters; names and code are Latin in every language
 
 _LONG_LINE = 240  # characters; a paragraph is taken sentence by sentence
-_SENTENCE = re.compile(r"(?<=[.!?;])(?<!\d\.)\s+(?=\S)|(?<=[。！？；])(?=\S)")
+_SENTENCE = re.compile(r"(?<=[.!?;])(?<!\b\d\.)(?<!\b\d\d\.)\s+(?=\S)|(?<=[。！？；])(?=\S)")
 _FRAME_LINE = re.compile(r"^\s*[<‹]/?(?:notes|chat|part|before|summary)\b[^>›]*[>›]\s*$", re.IGNORECASE)
+_SPEAKER_LINE = re.compile(r"(?:user|assistant|tool|function|other)(?:, [a-z ]{4,12}){0,4}:")
 _FENCE = re.compile(r"\A\s*```[a-z]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 # How errors and refusals begin, in the languages that models refuse in.
 _FAILURE = re.compile(
-    r"\W*(?:\{?\W*(?:error|detail|code|status)\W{1,4}[:=\"{]|error\b|exception:|traceback \(most|\d{3} [a-z]+ error|"
-    r"internal server error|bad gateway|too many requests|service unavailable|rate limit|request timed out|<!doctype|"
+    r"\W*(?:\{?\W*(?:error|detail|code|status)\W{1,4}[:=\"{]|error\b|exception:|traceback \(most|"
+    r"(?:http\S{0,4} )?(?:[45]\d\d:? )?(?:[a-z]+ (?:server )?error\b|bad gateway|gateway time-?out|too many requests|"
+    r"service unavailable|rate limit|request timed out)|<!doctype|"
     r"<html|i(?:['’]| a)?m (?:sorry|unable|not able)|sorry\b|i (?:can['’]?t|cannot|can not|won['’]t|don['’]t have)|"
     r"i do not have|as an? (?:ai|artificial|language|assistant)|unfortunately\b|(?:es )?tut mir leid|als ki\b|"
     r"entschuldigung|leider\b|ich kann (?:das|dies|ihnen|dir|leider|nicht|keine)|je suis désolé|en tant qu|lo siento|"
@@ -65,16 +66,9 @@ def checked_summary(
         AnswerRefused: there is none of use in it.
     """
     text = tidied(reply.text)
-    problem = (
-        "its summary says the same over and over" if _is_repeating(reply.text) else problem_of(text, facts)
-    )
-    if problem:
+    if problem := _problem_of(reply, text, facts):
         raise AnswerRefused(model, problem)
     lines = text.splitlines()
-    if was_cut(reply):
-        lines = lines[:-1]
-        if len(lines) < _LEAST_WHOLE_LINES:
-            raise AnswerRefused(model, "its summary was cut off")
     true = [line for line in lines if not strange_values(line, facts.text, facts.figures)]
     if len(true) * 2 < len(lines):
         raise AnswerRefused(model, "its summary names values that the chat does not have")
@@ -103,24 +97,12 @@ def tidied(text: str) -> str:
     return "\n".join(lines).strip()
 
 
-def problem_of(text: str, facts: SourceFacts) -> str:
-    """Say why a text is no summary of a source; empty if it may be one."""
-    if not any(sign.isalnum() for sign in text):
-        return "there is no summary in its answer"
-    if _is_failure(text, facts):
-        return "it answered with an error or a refusal in place of a summary"
-    if _is_echo(text, facts):
-        return "it said its instructions back"
-    if not _is_of(text, facts):
-        return "its summary is in another language or about something else"
-    return ""
-
-
 def with_values(text: str, facts: SourceFacts, room: int, counter: TokenCounter) -> str:
     """Put the telling values that a summary lacks on a last line, as far as they find room."""
     lines = text.splitlines()
     summary = "\n".join(line for line in lines if not line.startswith(VALUES_MARK))
-    most = min(_MOST_OF_VALUES, room // _VALUES_SHARE)
+    free = room - counter.count_text(summary) - 1
+    most = min(_MOST_OF_VALUES, max(free, room // _VALUES_SHARE))
     line = values_line(missing_from(summary, facts), most, counter)
     if not line:
         return summary
@@ -150,6 +132,21 @@ def fitted(text: str, room: int, counter: TokenCounter) -> str:
     return "\n".join([*lines[:head], *lines[tail:]]) or shorten_text(text, room, counter)
 
 
+def _problem_of(reply: ChatReply, text: str, facts: SourceFacts) -> str:
+    """Say why a reply, whose text was tidied, is no summary of a source; empty if it may be one."""
+    if not any(sign.isalnum() for sign in text):
+        return "there is no summary in its answer"
+    if was_cut(reply):
+        return "its summary was cut off"
+    if _is_failure(text, facts):
+        return "it answered with an error or a refusal in place of a summary"
+    if _is_echo(text, facts) or _is_transcript(reply.text, facts) or _is_repeating(reply.text):
+        return "it said its request back, or the same over and over"
+    if not _is_of(text, facts):
+        return "its summary is in another language or about something else"
+    return ""
+
+
 def _is_failure(text: str, facts: SourceFacts) -> bool:
     """Say whether a text begins like an error or a refusal that the source does not have."""
     if len(text) > _SHORT_FAILURE or not _FAILURE.match(text):
@@ -167,9 +164,21 @@ def _is_echo(text: str, facts: SourceFacts) -> bool:
     return len(echoed) * 2 > len(lines)
 
 
+def _is_transcript(text: str, facts: SourceFacts) -> bool:
+    """Say whether half of the lines are the quotations that the model was shown, with their marks."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    shown = [
+        line
+        for line in lines
+        if _SPEAKER_LINE.fullmatch(line) or (line.startswith("> ") and folded(line[2:]) in facts.text)
+    ]
+    return len(shown) > 1 and len(shown) * 2 > len(lines)
+
+
 def _is_repeating(text: str) -> bool:
-    data = text.encode("utf-8", "replace")
-    return len(data) > _LONG_ENOUGH and len(zlib.compress(data)) < _REPEATED * len(data)
+    words = _WORD_OR_SIGN.findall(text)
+    runs = [tuple(words[at : at + _RUN_LENGTH]) for at in range(len(words) - _RUN_LENGTH + 1)]
+    return len(runs) >= _LEAST_RUNS and len(set(runs)) * 2 < len(runs)
 
 
 def _is_of(text: str, facts: SourceFacts) -> bool:

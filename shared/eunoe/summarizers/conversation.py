@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,11 @@ from ..bonds import Turn
 from ..conversation import Message
 from ..ports import CacheBackend, Summarizer
 from ..tokens import counter_for
-from ..usage import Usage
 from .book import (
     BY_EXTRACT,
     BY_MODEL,
     KeptSummary,
+    KeysAtWork,
     Shelf,
     Summary,
     SummaryReport,
@@ -26,14 +27,14 @@ from .book import (
 from .checks import fitted
 from .extract import extract_of
 from .transcript import tokens_of
-from .writer import LEAST_ROOM, room_for
+from .writer import LEAST_ROOM, CallTally, room_for
 
 _LIFE = 7 * 86_400
 _MOST_LISTED = {BY_MODEL: 16, BY_EXTRACT: 8}  # beginnings of a chat that are found again; older ones fall out
 _MOST_LOOKED_UP = 6
-_LEAST_NEW = (
-    240  # tokens of new turns that are worth a call; until then their own words stand behind the summary
-)
+_LISTED_BY = 4  # turns; by fewer, all chats that a bot begins alike would push each other off one list
+# Tokens of new turns that are worth a call; until then their own words stand behind the summary.
+_LEAST_NEW = 240
 _SUMMARY_SHARE = 0.7  # of the room, where words of newer turns stand behind it
 
 
@@ -66,12 +67,14 @@ class ConversationSummarizer:
         *,
         target_ratio: float = 0.3,
         max_calls: int = 6,
+        max_seconds: float = 120.0,
         least_new_tokens: int = _LEAST_NEW,
     ) -> None:
         self._writer = writer_for(backend)
-        self._ratio, self._max_calls, self._least_new = target_ratio, max(1, max_calls), least_new_tokens
+        self._ratio, self._least_new = target_ratio, least_new_tokens
+        self._max_calls, self._max_seconds = max(1, max_calls), max_seconds
         self._shelf = Shelf(cache, "summary-chat", _LIFE, backend.name(), f"{target_ratio:g}")
-        self._in_flight: set[str] = set()
+        self._at_work = KeysAtWork()
 
     async def ready(self, turns: Sequence[Turn], scope: str) -> Sequence[Summary]:
         """Give the summary of the longest beginning of the conversation that has one."""
@@ -85,72 +88,61 @@ class ConversationSummarizer:
     async def write(self, turns: Sequence[Turn], scope: str, *, room_tokens: int) -> SummaryReport:
         """Carry the longest summary on to the last of the turns, a call for each window of new messages."""
         chain = await asyncio.to_thread(prefix_chain, turns)
-        flight = f"{scope} {chain[0]}" if chain else ""
-        if not chain or room_tokens < LEAST_ROOM or flight in self._in_flight:
+        if not chain or room_tokens < LEAST_ROOM:
             return SummaryReport()
-        self._in_flight.add(flight)
-        try:
-            return await self._carry_on(turns, chain, scope, room_tokens)
-        finally:
-            self._in_flight.discard(flight)
+        with self._at_work.taken(self._list_keys(chain, scope)[-1:]) as free:
+            return await self._carry_on(turns, chain, scope, room_tokens) if free else SummaryReport()
 
     async def _carry_on(
         self, turns: Sequence[Turn], chain: Sequence[str], scope: str, room: int
     ) -> SummaryReport:
         known = await self._longest(chain, scope, BY_MODEL)
-        made, calls, problem = 0, 0, ""
-        usages: list[Usage] = []
-        while known.turns < len(turns) and calls < self._max_calls:
+        tally = CallTally.of(self._max_calls, self._max_seconds)
+        made, problem = 0, ""
+        while known.turns < len(turns) and tally.may_call:
             if await self._tokens(_messages_of(turns[known.turns :])) < self._least_new:
                 break
-            step, used, billed, problem = await self._step(turns, known, room, self._max_calls - calls)
-            calls, usages = calls + used, [*usages, *billed]
+            step, problem = await self._step(turns, known, room, tally)
             if step is None:
                 break
             known, made = step, made + 1
             await self._keep(known, chain, scope)
         if known.turns < len(turns):
             await self._keep_words(turns, chain, scope, known, room)
-        return SummaryReport(made, tuple(usages), problem)
+        return SummaryReport(made, tuple(tally.usages), problem)
 
     async def _step(
-        self, turns: Sequence[Turn], known: _Known, room: int, calls: int
-    ) -> tuple[_Known | None, int, list[Usage], str]:
-        """Carry a summary on to the next border between two turns; None if it can't be done in so many calls."""
+        self, turns: Sequence[Turn], known: _Known, room: int, tally: CallTally
+    ) -> tuple[_Known | None, str]:
+        """Carry a summary on to the next border between two turns; None if it can't be done, and why."""
         text, tokens = known.kept.text, known.kept.tokens
         borders = _borders(turns[known.turns :])
         messages = _messages_of(turns[known.turns :])
         room = min(room, room_for(tokens + await self._tokens(messages), self._ratio))
-        taken, used, billed = 0, 0, list[Usage]()
+        taken = 0
         while taken not in borders:
-            if used == calls:
-                return None, used, billed, ""
+            if not tally.may_call:
+                return None, ""
             first = min(border for border in borders if border > taken) - taken
             written = await self._writer.carry_on(
-                text,
-                messages[taken:],
-                room=room,
-                calls=calls - used,
-                replaced=tokens,
-                first=first,
+                text, messages[taken:], tally, room=room, replaced=tokens, first=first
             )
-            used, billed = used + written.calls, [*billed, *written.usages]
             if not written.text:
-                return None, used, billed, str(written.failure or "")
+                return None, str(written.failure or "")
             text, tokens = written.text, tokens + await self._tokens(messages[taken : taken + written.taken])
             taken += written.taken
-        done = known.turns + borders[taken]
-        return _Known(done, KeptSummary(text, BY_MODEL, tokens)), used, billed, ""
+        return _Known(known.turns + borders[taken], KeptSummary(text, BY_MODEL, tokens)), ""
 
     async def _keep(self, known: _Known, chain: Sequence[str], scope: str) -> None:
-        """Keep a summary, and put it on the list of those of this chat."""
+        """Keep a summary, and put it on the list of those of chats that begin like this one."""
         name, source = chain[known.turns - 1], known.kept.source
         await self._shelf.put(self._shelf.key(scope, name), known.kept)
-        listed = {made_by: [other for other in await self._names(chain, scope, made_by) if other != name]
-                  for made_by in _MOST_LISTED}  # fmt: skip
+        list_key = self._list_keys(chain[: known.turns], scope)[-1]
+        listed = {
+            by: [n for n in names if n != name] for by, names in (await self._listed([list_key])).items()
+        }
         listed[source].append(name)
-        shortened = {made_by: names[-_MOST_LISTED[made_by] :] for made_by, names in listed.items()}
-        await self._shelf.save(self._shelf.key(scope, "list", chain[0]), shortened)
+        await self._shelf.save(list_key, {by: names[-_MOST_LISTED[by] :] for by, names in listed.items()})
 
     async def _keep_words(
         self, turns: Sequence[Turn], chain: Sequence[str], scope: str, known: _Known, room: int
@@ -163,8 +155,10 @@ class ConversationSummarizer:
     def _with_words(self, turns: Sequence[Turn], known: _Known, room: int) -> KeptSummary | None:
         counter = counter_for(self._writer.name())
         new = _messages_of(turns[known.turns :])
-        total = known.kept.tokens + tokens_of(new, counter)
-        room = min(room, max(LEAST_ROOM, total - 1))
+        tokens = tokens_of(new, counter)
+        total = known.kept.tokens + tokens
+        wanted = int(known.kept.tokens * self._ratio) + max(self._least_new, room_for(tokens, self._ratio))
+        room = min(room, wanted, max(LEAST_ROOM, total - 1))
         before = fitted(known.kept.text, int(room * _SUMMARY_SHARE), counter)
         words = extract_of(new, room - counter.count_text(before) - 1, counter, before)
         text = "\n".join(part for part in (before, words) if part)
@@ -177,19 +171,26 @@ class ConversationSummarizer:
         if not chain:
             return _NOTHING
         places = {name: turns for turns, name in enumerate(chain, start=1)}
-        names = [name for source in sources for name in await self._names(chain, scope, source)]
-        known = sorted({places[name] for name in names if name in places}, reverse=True)
-        for turns in known[:_MOST_LOOKED_UP]:
+        listed = await self._listed(self._list_keys(chain, scope))
+        known = {places[name] for source in sources for name in listed[source] if name in places}
+        for turns in sorted(known, reverse=True)[:_MOST_LOOKED_UP]:
             kept = await self._shelf.get(self._shelf.key(scope, chain[turns - 1]))
             if kept is not None and kept.source in sources:
                 return _Known(turns, kept)
         return _NOTHING
 
-    async def _names(self, chain: Sequence[str], scope: str, source: str) -> list[str]:
-        """Give the names of the beginnings of this chat that have a summary from a source, newest last."""
-        listed = await self._shelf.load(self._shelf.key(scope, "list", chain[0]))
-        names = listed.get(source) if isinstance(listed, dict) else None
-        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    def _list_keys(self, chain: Sequence[str], scope: str) -> list[str]:
+        """Name the lists that a chat's summaries may stand on, the one of the longest beginning last."""
+        return [self._shelf.key(scope, "list", name) for name in chain[:_LISTED_BY]]
+
+    async def _listed(self, list_keys: Sequence[str]) -> dict[str, list[str]]:
+        """Give the names of beginnings that have a summary, by its source, newest last."""
+        lists = await asyncio.gather(*map(self._shelf.load, list_keys))
+        listed: dict[str, list[str]] = {source: [] for source in _MOST_LISTED}
+        for source, found in itertools.product(listed, filter(None, lists)):
+            names = found.get(source) if isinstance(found, dict) else None
+            listed[source] += map(str, names) if isinstance(names, list) else ()
+        return listed
 
     async def _tokens(self, messages: Sequence[Message]) -> int:
         counter = await asyncio.to_thread(counter_for, self._writer.name())

@@ -14,13 +14,13 @@ from .prompts import disarmed
 from .source import telling_values, values_line
 from .values import figures_in, folded, is_in, values_in
 
-_MOST_READ = 4_000  # characters of a message; the rest is pasted
+_MOST_OF_MESSAGE = 4_000  # characters of a message; the rest is pasted
 _LONGEST_SENTENCE = 60  # tokens
 _SHORTEST = 12  # characters; "yes, please" says nothing by itself
-_WORDS_VALUES_SHARE = 4  # of the room
+_WORDS_VALUES_SHARE = 3  # of the room, before sentences fill what is left
 
 _FENCED = re.compile(r"```.*?(?:```|\Z)|<details\b.*?(?:</details>|\Z)", re.DOTALL)
-_SENTENCE_END = re.compile(r"(?<=[.!?…])(?<!\d\.)\s+|(?<=[。！？])|\n+")
+_SENTENCE_END = re.compile(r"(?<=[.!?…])(?<!\b\d\.)(?<!\b\d\d\.)\s+|(?<=[。！？])|\n+")
 _LIST_MARK = re.compile(r"^[\s>*#•-]+(?=\S)")
 # A light hint that a sentence is a rule, a goal, a decision or a correction.
 _WEIGHTY = re.compile(
@@ -47,7 +47,8 @@ def extract_of(messages: Sequence[Message], tokens: int, counter: TokenCounter, 
     `before` is a summary that stands in front of it: what it says is not said again. Empty if there is
     nothing to say or no room.
     """
-    sentences = sorted(_sentences(messages, counter), key=lambda s: -s.worth)
+    longest = min(_LONGEST_SENTENCE, tokens * 2 // 3)
+    sentences = sorted(_sentences(messages, longest, counter), key=lambda s: -s.worth)
     chosen = _fill(sentences, {}, tokens - tokens // _WORDS_VALUES_SHARE, counter, before)
     text = "\n".join([before, *chosen.values()])
     folded_text, figures = folded(text), figures_in(text)
@@ -75,7 +76,7 @@ def _fill(
     return filled
 
 
-def _sentences(messages: Sequence[Message], counter: TokenCounter) -> Iterator[_Sentence]:
+def _sentences(messages: Sequence[Message], longest: int, counter: TokenCounter) -> Iterator[_Sentence]:
     opened = False
     for age, message in enumerate(messages):
         if message.role not in {"user", "assistant"}:
@@ -90,16 +91,16 @@ def _sentences(messages: Sequence[Message], counter: TokenCounter) -> Iterator[_
             worth -= 2.0 if len(text) < (_SHORTEST if by_user else 2 * _SHORTEST) and text.isascii() else 0.0
             if by_user and not opened:
                 worth, opened = worth + 3.0, True  # the task the chat began with
-            yield _Sentence(age * 1_000 + min(n, 999), _line(message.role, text, counter), worth)
+            yield _Sentence(age * 1_000 + min(n, 999), _line(message.role, text, longest, counter), worth)
 
 
 def _cut_words(message: Message) -> list[str]:
     text = text_of(lean(message.raw).get("content"))
-    text = disarmed(ends_of(_FENCED.sub("\n", text), _MOST_READ))
+    text = disarmed(ends_of(_FENCED.sub("\n", text), _MOST_OF_MESSAGE))
     pieces = (_LIST_MARK.sub("", piece).strip() for piece in _SENTENCE_END.split(text))
     return [piece for piece in pieces if any(sign.isalnum() for sign in piece)]
 
 
-def _line(role: str, text: str, counter: TokenCounter) -> str:
-    short = " ".join(shorten_text(text, _LONGEST_SENTENCE, counter).split())
+def _line(role: str, text: str, longest: int, counter: TokenCounter) -> str:
+    short = " ".join(shorten_text(text, longest, counter).split())
     return f"{role}: {short}"

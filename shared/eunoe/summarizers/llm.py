@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..conversation import Message, RawMessage
@@ -13,18 +13,18 @@ from ..errors import AnswerRefused, BadSetting, EunoeError, ModelFailed
 from ..ports import ChatModel, ChatReply
 from ..reply import without_reasoning
 from ..tokens import TokenCounter, counter_for
-from ..usage import Usage
-from .checks import checked_summary, was_cut
+from .checks import checked_summary, fitted, was_cut
 from .prompts import REQUEST_TOKENS, sections_request, summary_request
 from .sections import read_sections
 from .source import SourceFacts, facts_of
 from .transcript import first_quotations, most_shown, quoted, share_shown, tokens_of
-from .writer import LEAST_ROOM, WrittenSections, WrittenSummary, room_for, written_whole
+from .writer import LEAST_ROOM, CallTally, WrittenSections, WrittenSummary, room_for, written_whole
 
 Result = TypeVar("Result")
 
 _FIT_SHARE = 0.9  # of the window; the model may count otherwise than we do
 _REPLY_SHARE = 6  # the most of the window that a summary takes
+_NOTES_SHARE = 4  # the most that the summary so far takes
 _SPARE_SHARE, _MOST_SPARE = 8, 1_024  # of the window, for models that think before they write
 _LEAST_QUOTED = 120  # tokens; with less a call is not worth its instructions
 _PART_TOKENS = 24  # what frames a part
@@ -32,20 +32,6 @@ _BEFORE_SHARE = 8  # of the window, for context that is not summarized
 _MOST_SECTIONS = 8  # models lose count in longer lists
 _LEAST_WINDOW = 1_024
 _TOO_LARGE_PROMPT = frozenset({400, 413, 422})  # what servers answer to a prompt over their window
-
-
-@dataclass(slots=True)
-class _Tally:
-    """The calls that may be made, those made, and what they were billed."""
-
-    most: int
-    calls: int = 0
-    usages: list[Usage] = field(default_factory=list)
-
-    @property
-    def left(self) -> int:
-        """Say how many calls may still be made."""
-        return self.most - self.calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +78,9 @@ class _Part:
 class LLMSummarizer:
     """Writes summaries with a chat model, `chat` or the one at `api_base`.
 
-    No request is larger than `window_tokens`, and no summary takes more than `max_calls` calls, of which one
-    is for a reply that was cut off: it is asked for again, shorter and with twice the room. A server that
-    finds a prompt too large is asked once more with half the window, and from then on at once.
+    No request is larger than `window_tokens`, and `summarize` takes at most `max_calls` calls and
+    `max_seconds`. A summary that was cut off is asked for once more, shorter and with twice the room. A
+    server that finds a prompt too large is asked once more with half the window, and from then on at once.
 
     Raises:
         BadSetting: there is neither an address nor a `chat`.
@@ -110,6 +96,7 @@ class LLMSummarizer:
         extra_body: Mapping[str, Any] | None = None,
         window_tokens: int = 8_192,
         max_calls: int = 6,
+        max_seconds: float = 120.0,
         attempts: int = 3,
         timeout: float = 60.0,
     ) -> None:
@@ -121,7 +108,7 @@ class LLMSummarizer:
             api_base, api_key, model, extra_body=extra_body, timeout=timeout, attempts=attempts
         )
         self._window = max(_LEAST_WINDOW, window_tokens)
-        self.max_calls = max(1, max_calls)
+        self._max_calls, self._max_seconds = max(1, max_calls), max_seconds
 
     def name(self) -> str:
         """Name the model."""
@@ -145,7 +132,11 @@ class LLMSummarizer:
         counter = await asyncio.to_thread(counter_for, self.name())
         room = room_for(await asyncio.to_thread(tokens_of, messages, counter), target_ratio)
         written = await written_whole(
-            self, messages, room=room, calls=self.max_calls, context=context_messages or ()
+            self,
+            messages,
+            CallTally.of(self._max_calls, self._max_seconds),
+            room=room,
+            context=context_messages or (),
         )
         if written.failure is not None:
             raise written.failure
@@ -155,51 +146,49 @@ class LLMSummarizer:
         self,
         previous: str,
         messages: Sequence[Message],
+        tally: CallTally,
         *,
         room: int,
-        calls: int,
         replaced: int = 0,
         first: int = 0,
         context: Sequence[Message] = (),
     ) -> WrittenSummary:
         """Carry a summary on with as many of the messages as one call takes; a failure is told, not raised."""
-        tally = _Tally(calls)
         task = _Task(previous, messages, room, replaced, first, context)
         try:
             text, taken = await self._sized(lambda window: self._carried_on(task, window, tally), tally)
         except EunoeError as failure:
-            return WrittenSummary(failure=failure, usages=tuple(tally.usages), calls=tally.calls)
-        return WrittenSummary(text, taken, None, tuple(tally.usages), tally.calls)
+            return WrittenSummary(failure=failure)
+        return WrittenSummary(text, taken)
 
     async def sections(
-        self, parts: Sequence[Sequence[Message]], *, ratio: float, calls: int
+        self, parts: Sequence[Sequence[Message]], tally: CallTally, *, ratio: float
     ) -> WrittenSections:
         """Summarize each part by itself, several in one call, the last ones first."""
-        tally = _Tally(calls)
         texts = [""] * len(parts)
         failure: EunoeError | None = None
         try:
             await self._sized(lambda window: self._fill(texts, parts, ratio, window, tally), tally)
         except EunoeError as error:
             failure = error
-        return WrittenSections(tuple(texts), failure, tuple(tally.usages), tally.calls)
+        return WrittenSections(tuple(texts), failure)
 
-    async def _sized(self, work: Callable[[int], Awaitable[Result]], tally: _Tally) -> Result:
+    async def _sized(self, work: Callable[[int], Awaitable[Result]], tally: CallTally) -> Result:
         """Do what makes requests for a window, and once more for half of it if the server finds them too large."""
         window = self._window
         try:
             return await work(window)
         except ModelFailed as refusal:
-            if refusal.status not in _TOO_LARGE_PROMPT or window // 2 < _LEAST_WINDOW or tally.left < 1:
+            if refusal.status not in _TOO_LARGE_PROMPT or window // 2 < _LEAST_WINDOW or not tally.may_call:
                 raise
         done = await work(window // 2)
         self._window = min(self._window, window // 2)
         return done
 
-    async def _carried_on(self, task: _Task, window: int, tally: _Tally) -> tuple[str, int]:
+    async def _carried_on(self, task: _Task, window: int, tally: CallTally) -> tuple[str, int]:
         ask = await asyncio.to_thread(self._ask, task, window, tally.left)
         reply = await self._reply(ask.request(ask.room), ask.max_tokens, tally)
-        if was_cut(reply) and tally.left:
+        if was_cut(reply) and tally.may_call:
             more = max(ask.max_tokens, min(2 * ask.max_tokens, ask.longest))
             reply = await self._reply(ask.request(max(LEAST_ROOM, ask.room // 2)), more, tally)
         return await asyncio.to_thread(self._checked, reply, ask.facts, ask.room), ask.taken
@@ -210,13 +199,13 @@ class LLMSummarizer:
         parts: Sequence[Sequence[Message]],
         ratio: float,
         window: int,
-        tally: _Tally,
+        tally: CallTally,
     ) -> None:
         """Put summaries of parts in their places; the first failure of a whole batch ends it."""
         places = [i for i, text in enumerate(texts) if not text]
         failure: EunoeError | None = None
         for batch in await asyncio.to_thread(self._batches, parts, places, ratio, window):
-            if not tally.left:
+            if not tally.may_call:
                 break
             found, problem = await self._sections_of(batch, parts, window, tally)
             for part, text in zip(batch, found, strict=True):
@@ -228,14 +217,12 @@ class LLMSummarizer:
             raise failure
 
     async def _sections_of(
-        self, batch: Sequence[_Part], parts: Sequence[Sequence[Message]], window: int, tally: _Tally
+        self, batch: Sequence[_Part], parts: Sequence[Sequence[Message]], window: int, tally: CallTally
     ) -> tuple[list[str], EunoeError | None]:
         """Summarize a batch; one part by itself is summarized like any other messages."""
         if len(batch) == 1:
             part = batch[0]
-            whole = await written_whole(self, parts[part.place], room=part.room, calls=tally.left)
-            tally.calls += whole.calls
-            tally.usages += whole.usages
+            whole = await written_whole(self, parts[part.place], tally, room=part.room)
             return [whole.text], whole.failure
         languages = {part.facts.language for part in batch} - {""}
         language = languages.pop() if len(languages) == 1 else ""
@@ -244,16 +231,8 @@ class LLMSummarizer:
         reply = await self._reply(request, room * 3 // 2 + _spare(window), tally)
         return await asyncio.to_thread(self._checked_sections, reply, batch)
 
-    async def _reply(self, request: list[RawMessage], max_tokens: int, tally: _Tally) -> ChatReply:
-        tally.calls += 1
-        try:
-            reply = await self._chat.complete(request, max_tokens=max_tokens)
-        except EunoeError:
-            raise
-        except Exception as error:  # noqa: BLE001  a client of somebody else's may raise anything
-            raise ModelFailed(self.name(), f"it failed ({type(error).__name__})") from None
-        tally.usages.append(reply.usage)
-        return reply
+    async def _reply(self, request: list[RawMessage], max_tokens: int, tally: CallTally) -> ChatReply:
+        return await tally.reply(self.name(), lambda: self._chat.complete(request, max_tokens=max_tokens))
 
     def _ask(self, task: _Task, window: int, calls: int) -> _Ask:
         """Make the request for the first of the messages that fit a window."""
@@ -261,15 +240,15 @@ class LLMSummarizer:
         room = min(task.room, window // _REPLY_SHARE)
         max_tokens = min(room * 3 // 2 + _spare(window), window // 4)
         before = _ending(task.context, window // _BEFORE_SHARE, counter)
-        fixed = REQUEST_TOKENS + counter.count_text(before) + counter.count_text(task.previous) * 9 // 8
+        notes = fitted(task.previous, window // _NOTES_SHARE, counter)  # written for a larger window, maybe
+        fixed = REQUEST_TOKENS + counter.count_text(before) + counter.count_text(notes) * 9 // 8
         usable = max(_LEAST_QUOTED, int(window * _FIT_SHARE) - max_tokens - fixed)
-        must = task.messages[: task.first]
-        share = share_shown(must, usable, max(1, calls - 1), counter) if must else 1.0
+        share = self._share(task.messages[: task.first], usable, max(1, calls - 1), room, counter)
         quotations = first_quotations(task.messages, usable, share, counter)
         shown = sum(q.tokens for q in quotations)
         messages = [q.message for q in quotations]
         return _Ask(
-            task.previous,
+            notes,
             "\n".join(q.text for q in quotations),
             before,
             room,
@@ -278,6 +257,22 @@ class LLMSummarizer:
             int(window * _FIT_SHARE) - fixed - shown,
             facts_of(task.previous, messages, task.replaced + tokens_of(messages, counter)),
         )
+
+    def _share(
+        self, must: Sequence[Message], usable: int, calls: int, room: int, counter: TokenCounter
+    ) -> float:
+        """Say how much of each message to show so that all have room in so many calls.
+
+        Raises:
+            AnswerRefused: they have not, so that it is better not to begin.
+        """
+        share = share_shown(must, usable, 1, counter)
+        if share < 1 and calls > 1:  # later calls show the summary so far
+            later = max(_LEAST_QUOTED, usable - room * 9 // 8)
+            share = max(share, share_shown(must, later, calls, counter))
+        if not share:
+            raise AnswerRefused(self.name(), "the messages are too many for its window")
+        return share
 
     def _batches(
         self, parts: Sequence[Sequence[Message]], places: Sequence[int], ratio: float, window: int

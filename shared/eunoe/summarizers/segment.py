@@ -22,6 +22,7 @@ class SegmentSummarizer(UnitBook):
         segment_turns: int = 8,
         target_ratio: float = 0.3,
         max_calls: int = 6,
+        max_seconds: float = 120.0,
     ) -> None:
         super().__init__(
             backend,
@@ -30,4 +31,5 @@ class SegmentSummarizer(UnitBook):
             size=segment_turns,
             target_ratio=target_ratio,
             max_calls=max_calls,
+            max_seconds=max_seconds,
         )

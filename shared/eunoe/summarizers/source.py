@@ -89,13 +89,22 @@ def missing_from(text: str, facts: SourceFacts) -> list[TellingValue]:
 
 
 def values_line(values: Sequence[TellingValue], tokens: int, counter: TokenCounter) -> str:
-    """Write values on one line of at most `tokens`, without words of any language; empty if none finds room."""
-    line = ""
-    for found in values:
-        longer = f"{line} · {found.written}" if line else f"{VALUES_MARK}{found.written}"
+    """Write values on one line of at most `tokens`, without words of ours; empty if none finds room.
+
+    Each has the words before it where that leaves room for all.
+    """
+    line, all_of_them = _line_of([found.written for found in values], tokens, counter)
+    return line if all_of_them else _line_of([found.value.text for found in values], tokens, counter)[0]
+
+
+def _line_of(texts: Sequence[str], tokens: int, counter: TokenCounter) -> tuple[str, bool]:
+    """Write as many texts on a line as fit, and say whether all do."""
+    line, count = "", 0
+    for text in texts:
+        longer = f"{line} · {text}" if line else f"{VALUES_MARK}{text}"
         if counter.count_text(longer) < tokens:
-            line = longer
-    return f"{line}]" if line else ""
+            line, count = longer, count + 1
+    return f"{line}]" if line else "", count == len(texts)
 
 
 def telling_values(previous: str, messages: Sequence[Message]) -> list[TellingValue]:

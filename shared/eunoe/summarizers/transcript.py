@@ -13,7 +13,9 @@ from .prompts import as_lines
 
 _MOST_OF_RESULT = 400  # tokens: what matters of a result was mostly said by the assistant
 _CHARACTERS_PER_TOKEN = 8  # more than any text has, so that no text is cut that would fit
-_LEAST_SHOWN = 24
+_LEAST_SHOWN = 12
+_FRAME_TOKENS = 5  # who speaks, and the marks
+_FILLED_SHARE = 0.9  # of each piece; a message that is too long for its rest goes into the next one
 _CHAT_ROLES = frozenset({"user", "assistant", "tool", "function"})
 
 
@@ -59,7 +61,7 @@ def first_quotations(
 ) -> list[Quotation]:
     """Quote as many of the first messages as fit, one at least, and end between two turns where that is possible.
 
-    `share` is how much of each message's usual length is shown, from 0 to 1.
+    `share` is how much is shown of what would be shown of each message if there were room, from 0 to 1.
     """
     taken: list[Quotation] = []
     used, border = 0, 0
@@ -77,13 +79,22 @@ def _all_quoted(
     messages: Sequence[Message], room: int, share: float, counter: TokenCounter
 ) -> Iterator[Quotation]:
     for message in messages:
-        yield quoted(message, int(most_shown(message, room) * share), counter)
+        most = most_shown(message, room)
+        if share < 1:
+            most = int(min(most, tokens_of([message], counter)) * share)
+        yield quoted(message, most, counter)
 
 
 def share_shown(messages: Sequence[Message], room: int, pieces: int, counter: TokenCounter) -> float:
-    """Say how much of each message may be shown so that all are quoted in `pieces` times `room` tokens."""
-    total = sum(min(tokens_of([m], counter) + 8, most_shown(m, room)) for m in messages)
-    return min(1.0, 0.8 * pieces * room / max(1, total))
+    """Say how much of each message may be shown so that all are quoted in `pieces` times `room` tokens.
+
+    0 where they are too many, however little is shown of each.
+    """
+    sizes = [min(tokens_of([m], counter), most_shown(m, room)) for m in messages]
+    free = _FILLED_SHARE * pieces * room - _FRAME_TOKENS * len(messages)
+    if free < sum(min(size, _LEAST_SHOWN) for size in sizes):
+        return 0.0
+    return min(1.0, free / max(1, sum(sizes)))
 
 
 def _speaker(message: Message) -> str:

@@ -33,7 +33,7 @@ _ENDING = (
 _NAME = r"[^\s/\\\"'`<>|,;:，。；、（）()\[\]{}]"
 
 # What stands first takes its text from those behind it. Edges are ASCII, since Chinese has no spaces.
-_KINDS: Mapping[str, str] = {
+_VALUE_KINDS: Mapping[str, str] = {
     "url": r"\b[a-z][a-z0-9+]{1,12}://[^\s<>\"'`|，。；、）】]{2,300}(?<![.,:;!?)\]}*])",
     "email": r"(?<![\w.+À-ɏ-])[\w.+À-ɏ-]{1,64}@[\w-]{1,63}(?:\.[\w-]{2,63}){1,4}\b",
     "path": (
@@ -61,10 +61,11 @@ _KINDS: Mapping[str, str] = {
     ),
     "number": rf"(?<![\w.]){_FIGURE}(?:\s?{_UNIT})?",
 }
-_VALUE = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.ASCII)
+_VALUE = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _VALUE_KINDS.items()), re.ASCII)
+_REST_OF_ERROR = r"(?:(?!\.\s)[^\n，。；]){4,}"  # to the end of its sentence
 _ERROR = re.compile(
     r"(?:\b[A-Za-z_.]{0,60}(?:Error|Exception|Timeout|Refused)|\b(?:error|fatal|panic)|\bE[A-Z]{5,20}\b)[ \t]*[:\[(]"
-    r"[^\n，。；]{4,}|\b(?:ERROR|FATAL)\b[^\n，。；]{4,}"
+    rf"{_REST_OF_ERROR}|\b(?:ERROR|FATAL)\b{_REST_OF_ERROR}"
 )
 _OTHER_DIGIT = re.compile(r"[^\D0-9]")  # Arabic, Persian, Devanagari, full-width
 _RUN = re.compile(r"\d+")
