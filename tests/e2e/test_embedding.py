@@ -38,7 +38,7 @@ HAPPY = {
 SMALL_TALK = ["The weather was fine on Sunday.", "I bought a green lamp.", "My sister plays chess."]
 CHAT = [
     *SMALL_TALK,
-    "The doctor told me that I have high blood pressure.",
+    "It turned out that I have hypertension.",
     *SMALL_TALK,
     "We went to see a film.",
     "The rent is due.",
