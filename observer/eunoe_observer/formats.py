@@ -92,7 +92,6 @@ def plain(value: Any) -> Any:
 FILTERS: tuple[Callable[..., Any], ...] = (
     *(count, money, percent, difference, duration, iso, clock, shortened, path_part),
     *(bars.kind_of, bars.by_fate, bars.sent_bar, bars.before_bar, bars.weight_bar, bars.weight_scale),
-    bars.figure,
 )
 
 

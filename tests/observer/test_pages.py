@@ -405,3 +405,12 @@ async def test_a_summary_is_a_piece_of_what_was_sent(client):
 async def test_over_budget_names_what_to_do_about_it(client, source, advice):
     await post(client, event(plan(over_limit=True, limit_source=source)))
     assert advice in words((await client.get("/runs/run-1")).text)
+
+
+async def test_a_weight_too_small_for_its_column_is_not_shown_as_none(client):
+    light = decided("light", 0, weight=0.0034, parts={"base": 1.0, "relevance": 0.0034})
+    await post(client, event(plan(light, decided("none", 1, weight=0.0, parts={"base": 0.0}))))
+    page = (await client.get("/runs/run-1")).text
+    assert '<span class="num">&lt;0.01</span>' in page
+    assert "base 1.00 × relevance 0.0034 = 0.0034" in page
+    assert '<span class="num">0.00</span>' in page
