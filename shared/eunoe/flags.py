@@ -212,7 +212,7 @@ def read_flags(conversation: Conversation) -> tuple[Conversation, Directives]:
     raws = conversation.to_openai_messages()
     changed = False
     for message in conversation.messages:
-        if message.role != "user" or not _may_have_flags(message.raw):
+        if message.traits.opening != "!" or message.role != "user":
             continue
         flags, refused, raw = _strip(message.raw)
         if not flags and not refused:
@@ -240,8 +240,8 @@ def apply_marks(conversation: Conversation, marks: Mapping[str, Marks]) -> Conve
     found = ((message, marks.get(message.digest)) for message in conversation.messages)
     return Conversation(
         tuple(
-            replace(
-                message, pinned=mark.pinned, base_weight=mark.weight, tags=mark.tags, excluded=mark.excluded
+            message._replace(
+                pinned=mark.pinned, base_weight=mark.weight, tags=mark.tags, excluded=mark.excluded
             )
             if mark
             else message
@@ -268,13 +268,6 @@ def _marked(old: Marks, name: str, value: Any) -> dict[str, Any]:
     if name == "weight":
         return {"weight": 1.0 if value is None else value}
     return {"tags": frozenset() if value is None else old.tags | {value}}
-
-
-def _may_have_flags(raw: RawMessage) -> bool:
-    content = raw.get("content")
-    if isinstance(content, list):
-        return _first_text(content).startswith("!")
-    return isinstance(content, str) and content.startswith("!")
 
 
 def _first_text(parts: Iterable[Any]) -> str:
