@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from .conversation import Message, RawMessage, calls_of, is_blank, traits_in
+from .conversation import Message, RawMessage, Traits, calls_of, is_blank, traits_in
 
 ORPHAN_RESULT = "orphan_result"
 UNANSWERED_CALL = "unanswered_call"
@@ -140,19 +140,24 @@ def turns_of(messages: Iterable[Message]) -> tuple[Turn, ...]:
     starts = [i for i, known in enumerate(traits) if known.role == "user"]
     if members and starts[:1] != [0]:
         starts.insert(0, 0)
-    turns = []
-    for start, end in zip(starts, [*starts[1:], len(members)], strict=False):
-        last = end - 1
-        while last > start and not traits[last].is_answer:
-            last -= 1
-        opener = members[start] if traits[start].role == "user" else None
-        answer = members[last] if traits[last].is_answer else None
-        turns.append(_turn_of((members[start:end], opener, answer)))
-    return tuple(turns)
+    return tuple(
+        [
+            _turn_of(members[start:end], traits[start:end])
+            for start, end in zip(starts, [*starts[1:], len(members)], strict=False)
+        ]
+    )
+
+
+def _turn_of(members: tuple[Message, ...], traits: Sequence[Traits]) -> Turn:
+    last = len(members) - 1
+    while last > 0 and not traits[last].is_answer:
+        last -= 1
+    opener = members[0] if traits[0].role == "user" else None
+    return _made_turn((members, opener, members[last] if traits[last].is_answer else None))
 
 
 # Makes a turn of a tuple of its fields, at the speed of C.
-_turn_of: Callable[[Iterable[Any]], Turn] = partial(tuple.__new__, Turn)
+_made_turn: Callable[[Iterable[Any]], Turn] = partial(tuple.__new__, Turn)
 
 
 def messages_in(turns: Iterable[Turn]) -> list[Message]:

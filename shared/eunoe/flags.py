@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from .conversation import Conversation, RawMessage, digest_of, part_text, text_of, with_text
+from .conversation import (
+    Conversation,
+    RawMessage,
+    digest_of,
+    part_text,
+    text_of,
+    traits_in,
+    with_text,
+)
 
 
 class Scope(StrEnum):
@@ -204,6 +212,8 @@ def _read_flag(spec: FlagSpec, sign: str, value: str | None) -> tuple[Flag | Non
 
 def read_flags(conversation: Conversation) -> tuple[Conversation, Directives]:
     """Take the flags out of all user messages and say what they ask for in the newest turn."""
+    if "!" not in [known.opening for known in traits_in(conversation.messages)]:
+        return conversation, Directives()
     newest = conversation.question
     turn: dict[str, Any] = {}
     lasting: dict[str, Any] = {}

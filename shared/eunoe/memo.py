@@ -35,8 +35,7 @@ class Memo(Generic[Value]):
     def get_all(self, keys: Sequence[Hashable], compute: Callable[[int], Value]) -> list[Value]:
         """Give the results of all keys in order; `compute` is given the place of a key that is new."""
         found = list(map(self._values.get, keys))
-        for i, value in enumerate(found):
-            if value is None:
-                breathe()
-                found[i] = self.get(keys[i], functools.partial(compute, i))
+        for i in [i for i, value in enumerate(found) if value is None]:
+            breathe()
+            found[i] = self.get(keys[i], functools.partial(compute, i))
         return found  # type: ignore[return-value]  # none is missing any more

@@ -12,7 +12,7 @@ from .anchors import layout_of, place_anchors
 from .bonds import turns_of
 from .breath import breathe
 from .budget import BoundSource, Budget, TokenBudget, max_cost_of, tokens_for, with_max_tokens
-from .conversation import Conversation, Message
+from .conversation import Conversation, Message, traits_in
 from .draft import Draft
 from .events import (
     Capture,
@@ -219,7 +219,12 @@ class ContextOrchestrator:
         weighted = weigh(job, scoring.scores)
         breathe()
         draft = Draft(job.bound.tokens, job.overhead, job.counter)
-        layout = layout_of([m for m in weighted if m.is_instruction], turns_of(weighted))
+        instructions = [
+            message
+            for message, known in zip(weighted, traits_in(weighted), strict=True)
+            if known.is_instruction
+        ]
+        layout = layout_of(instructions, turns_of(weighted))
         refuse_duplicates(draft, layout)
         layout = replace(
             layout, instructions=tuple(m for m in layout.instructions if m.id not in draft.refused)

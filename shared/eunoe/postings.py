@@ -19,10 +19,13 @@ _BEGINNING = 8  # documents by which a chat is found again
 
 
 class Posting(NamedTuple):
-    """Where a term occurs: the numbers of the documents, ascending, and how often in each."""
+    """Where a term occurs: the numbers of the documents, ascending, and where more than once.
 
-    places: Sequence[int]
-    counts: Sequence[int]
+    `often` has pairs of a place's number in `places` and how often the term occurs there; mostly it is once.
+    """
+
+    places: list[int]
+    often: list[tuple[int, int]]
 
 
 class TermIndex:
@@ -33,6 +36,7 @@ class TermIndex:
         self.entries = 0
         self._documents: list[Terms] = []
         self._places: defaultdict[str, list[int]] = defaultdict(list)
+        self._often: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def follow(self, documents: list[Terms]) -> None:
         """Make it the index of these documents: what is new is added, what has changed is replaced."""
@@ -42,23 +46,26 @@ class TermIndex:
             self._cut(next((i for i, (old, new) in enumerate(pairs) if old != new), len(documents)))
         for document in documents[len(self._documents) :]:
             breathe()
-            lists = map(self._places.__getitem__, document.counts)
-            deque(
-                map(list.append, lists, repeat(len(self._documents))), maxlen=0
-            )  # runs the map, keeps nothing
-            self._documents.append(document)
-            self.entries += len(document.counts)
+            self._add(document)
 
     def find(self, wanted: Iterable[str]) -> dict[str, Posting]:
-        """Give the postings of the wanted terms that occur."""
-        counts = [document.counts for document in self._documents]
-        found = {}
-        for term in wanted:
-            breathe()
-            if term in self._places:
-                places = self._places[term].copy()  # the list itself grows with the chat
-                found[term] = Posting(places, [counts[place][term] for place in places])
-        return found
+        """Give the postings of the wanted terms that occur; copies, since the lists grow with the chat."""
+        none: list[tuple[int, int]] = []
+        return {
+            term: Posting(self._places[term].copy(), self._often.get(term, none).copy())
+            for term in wanted
+            if term in self._places
+        }
+
+    def _add(self, document: Terms) -> None:
+        lists = map(self._places.__getitem__, document.counts)
+        deque(map(list.append, lists, repeat(len(self._documents))), maxlen=0)  # runs the map, keeps nothing
+        if document.length > len(document.counts):
+            for term, count in document.counts.items():
+                if count > 1:
+                    self._often[term].append((len(self._places[term]) - 1, count))
+        self._documents.append(document)
+        self.entries += len(document.counts)
 
     def _cut(self, length: int) -> None:
         """Forget all documents from one on."""
@@ -66,11 +73,12 @@ class TermIndex:
         del self._documents[length:]
         for document in reversed(gone):
             self.entries -= len(document.counts)
-            for term in document.counts:
-                places = self._places[term]
-                places.pop()
-                if not places:
+            for term, count in document.counts.items():
+                self._places[term].pop()
+                if not self._places[term]:
                     del self._places[term]
+                if count > 1:
+                    self._often[term].pop()
 
 
 class TermIndexes:
@@ -117,7 +125,8 @@ def looked_up(documents: Sequence[Terms], wanted: Iterable[str]) -> dict[str, Po
     terms, found = set(wanted), dict[str, Posting]()
     for i, document in enumerate(documents):
         for term in terms & document.counts.keys():
-            places, counts = found.setdefault(term, Posting([], []))
-            places.append(i)  # type: ignore[attr-defined]
-            counts.append(document.counts[term])  # type: ignore[attr-defined]
+            places, often = found.setdefault(term, Posting([], []))
+            if document.counts[term] > 1:
+                often.append((len(places), document.counts[term]))
+            places.append(i)
     return found

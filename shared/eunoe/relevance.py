@@ -9,11 +9,13 @@ constants were read off chats with known evidence, half of which only confirmed 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import TypeAlias
 
 from .breath import breathe
 from .conversation import Message
@@ -27,6 +29,7 @@ from .terms import Terms, read_terms
 _K1, _B = 0.9, 0.4
 
 # What a message takes over of the scores of the four before it, and of the four after it.
+Shares: TypeAlias = tuple[float, float, float, float]
 _FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 
 # Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
@@ -133,19 +136,14 @@ def _term_scores(
     mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
     norms = [_K1 * (1 - _B + _B * length / mean) for length in lengths]
     once = [1 + norm for norm in norms]
-    for places, counts in postings:
+    for places, often in postings:
         breathe()
         rarity = math.log(1 + (len(lengths) - len(places) + 0.5) / (len(places) + 0.5))
-        top = rarity * (_K1 + 1)
-        yield (
-            rarity,
-            places,
-            [
-                # Mostly a term occurs once: then it is the same with less arithmetic.
-                top / once[i] if count == 1 else rarity * count * (_K1 + 1) / (count + norms[i])
-                for i, count in zip(places, counts, strict=True)
-            ],
-        )
+        # Of a term that occurs once, as most do, the formula is a quotient with the same dividend.
+        gains = list(map(operator.truediv, repeat(rarity * (_K1 + 1)), map(once.__getitem__, places)))
+        for k, count in often:
+            gains[k] = rarity * count * (_K1 + 1) / (count + norms[places[k]])
+        yield rarity, places, gains
 
 
 def _rarest(postings: Mapping[str, Posting]) -> list[Posting]:
@@ -155,21 +153,20 @@ def _rarest(postings: Mapping[str, Posting]) -> list[Posting]:
 
 
 def with_lent(
-    own: Sequence[float],
-    messages: Sequence[Features],
-    from_before: Sequence[float],
-    from_after: Sequence[float],
+    own: Sequence[float], messages: Sequence[Features], from_before: Shares, from_after: Shares
 ) -> list[float]:
     """Add to each score a share of its neighbors', as far as a message has room for it.
 
     `from_before` has the shares taken of the message before, the one before that and so on.
     """
-    lent, count = [0.0] * len(own), len(own)
-    shifts = [*((-i, share) for i, share in enumerate(from_before, 1)), *enumerate(from_after, 1)]
-    for shift, share in sorted(shifts):  # the sum begins with the message that is farthest before
-        gap = [0.0] * min(abs(shift), count)
-        others = [*own[shift:], *gap] if shift > 0 else [*gap, *own[: max(0, count + shift)]]
-        lent = [sum_ + share * other for sum_, other in zip(lent, others, strict=True)]
+    (b1, b2, b3, b4), (a1, a2, a3, a4) = from_before, from_after
+    edge = [0.0] * len(from_before)
+    wide = [*edge, *own, *edge]
+    around = zip(*(wide[i:] for i in range(len(from_before) + 1 + len(from_after))), strict=False)
+    lent = [
+        b4 * four + b3 * three + b2 * two + b1 * one + a1 * next1 + a2 * next2 + a3 * next3 + a4 * next4
+        for four, three, two, one, _, next1, next2, next3, next4 in around
+    ]
     answers = [False, *(message.asks for message in messages)]
     room = [message.terms.length / _ROOM_FOR_LENT for message in messages]
     return [
@@ -194,13 +191,12 @@ def _stretch_scores(
     sizes = [end - start for start, end in stretches]
     stretch_of = list(chain.from_iterable(map(repeat, range(len(sizes)), sizes)))
     joined: dict[str, Posting] = {}
-    for term, (places, counts) in postings.items():
+    for term, (places, often) in postings.items():
         breathe()
-        tally = dict(Counter(map(stretch_of.__getitem__, places)))
-        for place, count in zip(places, counts, strict=True):
-            if count > 1:
-                tally[stretch_of[place]] += count - 1
-        joined[term] = Posting([*tally], [*tally.values()])
+        tally = Counter(map(stretch_of.__getitem__, places))
+        for k, count in often:
+            tally[stretch_of[places[k]]] += count - 1
+        joined[term] = Posting([*tally], [(k, n) for k, n in enumerate(tally.values()) if n > 1])
     return _bm25_scores([sum(lengths[start:end]) for start, end in stretches], joined)
 
 

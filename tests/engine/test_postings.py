@@ -25,7 +25,7 @@ def chat(length, seed=0):
 def test_an_index_says_where_a_term_occurs_and_how_often():
     index = TermIndex()
     index.follow([document(["boat", "boat"]), document(["pier"]), document(["pier", "boat"])])
-    assert index.find(["boat", "tide"]) == {"boat": ([0, 2], [2, 1])}
+    assert index.find(["boat", "tide", "pier"]) == {"boat": ([0, 2], [(0, 2)]), "pier": ([1, 2], [])}
     assert index.entries == 4
 
 
