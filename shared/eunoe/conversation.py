@@ -7,13 +7,14 @@ import hashlib
 import itertools
 import json
 import marshal
+import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from .errors import BadMessages
-from .memo import Memo
+from .memo import Beginnings, Memo
 
 RawMessage = dict[str, Any]
 
@@ -178,6 +179,8 @@ def _unique(digests: Sequence[str]) -> Sequence[str]:
 # naming it takes; so at most 40 million characters are kept, for as long as the process lives.
 _TRAITS: Memo[Traits] = Memo(10_000)
 _LONGEST_KEY = 4_000
+_CHATS: Beginnings[Traits] = Beginnings(most_characters=30_000_000)
+_ROLE_AND_CONTENT = operator.itemgetter("role", "content")
 
 
 def all_traits(raws: Sequence[RawMessage]) -> list[Traits]:
@@ -190,16 +193,25 @@ def all_traits(raws: Sequence[RawMessage]) -> list[Traits]:
         for position, raw in enumerate(raws):
             if not isinstance(raw, dict):
                 raise BadMessages(position, type(raw).__name__)
-    keys = [
-        (raw["role"], content)
-        if len(raw) == 2  # as mostly; the same as below, without a call for each message
-        and type(content := raw.get("content")) is str
-        and len(content) <= _LONGEST_KEY
-        and type(raw.get("role")) is str
-        else _traits_key(raw)
-        for raw in raws
-    ]
-    return _TRAITS.get_all(keys, lambda i: _read_traits(raws[i]))
+    pairs = _text_pairs(raws)
+    if pairs is None:
+        return _TRAITS.get_all(list(map(_traits_key, raws)), lambda i: _read_traits(raws[i]))
+
+    def read(new: Sequence[tuple[str, str]]) -> list[Traits]:
+        rest = raws[len(raws) - len(new) :]
+        return _TRAITS.get_all(list(map(_traits_key, rest)), lambda i: _read_traits(rest[i]))
+
+    return _CHATS.get(pairs, read)
+
+
+def _text_pairs(raws: Sequence[RawMessage]) -> list[tuple[str, str]] | None:
+    """Give role and content of each message; None unless these are texts and all there is, as in most chats."""
+    try:
+        pairs: list[tuple[str, str]] = list(map(_ROLE_AND_CONTENT, raws))
+    except KeyError:
+        return None
+    plain = {2}.issuperset(map(len, raws)) and {str}.issuperset(map(type, chain.from_iterable(pairs)))
+    return pairs if plain else None
 
 
 def traits_of(raw: RawMessage) -> Traits:

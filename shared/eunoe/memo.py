@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from .breath import breathe
 
 Value = TypeVar("Value")
+TextPair: TypeAlias = tuple[str, str]
+
+_LIST_KEY = 4  # items by which a list is found again
 
 
 class Memo(Generic[Value]):
@@ -39,3 +44,41 @@ class Memo(Generic[Value]):
             breathe()
             found[i] = self.get(keys[i], functools.partial(compute, i))
         return found  # type: ignore[return-value]  # none is missing any more
+
+
+class Beginnings(Generic[Value]):
+    """Remembers what was computed for each of a list of texts, for when the list comes again and has grown.
+
+    A list is found by its first items and compared as a whole, at a tenth of the time that looking up each
+    item takes. Bounded by the characters of all lists, the oldest go first. Threads may share it.
+    """
+
+    def __init__(self, most_characters: int) -> None:
+        self._most_characters = most_characters
+        self._lock = threading.Lock()
+        self._lists: OrderedDict[Hashable, tuple[list[TextPair], list[Value], int]] = OrderedDict()
+
+    def get(
+        self, items: list[TextPair], compute: Callable[[Sequence[TextPair]], Sequence[Value]]
+    ) -> list[Value]:
+        """Give the results of all items; `compute` is given those behind what is remembered."""
+        key = tuple(items[:_LIST_KEY])
+        known, values, characters = self._lists.get(key, ([], [], 0))
+        same = len(known)
+        if known != items[:same]:
+            differing = (i for i, (old, new) in enumerate(zip(known, items, strict=False)) if old != new)
+            same = next(differing, len(items))
+            characters = sum(len(text) for _, text in items[:same])
+        results = [*values[:same], *compute(items[same:])]
+        if len(items) > _LIST_KEY:
+            self._put(key, items, results, characters + sum(len(text) for _, text in items[same:]))
+        return results
+
+    def _put(self, key: Hashable, items: list[TextPair], results: list[Value], characters: int) -> None:
+        with self._lock:
+            self._lists.pop(key, None)
+            self._lists[key] = items, results, characters
+            total = sum(held for _, _, held in self._lists.values())
+            while total > self._most_characters:
+                _, (_, _, held) = self._lists.popitem(last=False)
+                total -= held

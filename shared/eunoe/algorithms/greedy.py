@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
-from ..bonds import Turn, turns_of
+from ..bonds import Turn, messages_in, turns_of
 from ..breath import breathe
 from ..budget import Budget, bound_of
 from ..conversation import Conversation, Message
@@ -34,10 +35,9 @@ class GreedyByWeightAlgorithm:
 
 def by_weight(turns: Iterable[Turn], recency: Mapping[str, float]) -> list[Turn]:
     """Sort turns by their heaviest message, raised by recency, the heaviest first; of two alike the newer."""
-    weighed = []
-    for turn in turns:
-        heaviest = max([message.weight * recency.get(message.id, 1.0) for message in turn.messages])
-        weighed.append((heaviest, turn.messages[0].position, turn))
+    turns = list(turns)
+    weights = iter([message.weight * recency.get(message.id, 1.0) for message in messages_in(turns)])
+    weighed = [(max(islice(weights, len(turn.messages))), turn.messages[0].position, turn) for turn in turns]
     weighed.sort(key=_WEIGHT_AND_POSITION, reverse=True)
     return [turn for _, _, turn in weighed]
 
@@ -57,15 +57,19 @@ def fill_by_weight(
     least = min(filter(None, costs.values()), default=0)
     turns = by_weight(turns_of(conversation.messages), recency)
     breathe()
+    # No message is in two turns, so what a whole turn costs is known beforehand.
+    in_order = iter([costs[message.id] for message in messages_in(turns)])
     for turn in turns:
         if room < least:  # nothing fits any more
             break
+        whole = sum(islice(in_order, len(turn.messages)))
         for part in forms_of(turn):
-            cost = sum([costs[message.id] for message in part])
-            if cost <= room and constraints.never.isdisjoint([m.id for m in part if m.id not in kept]):
-                names = [message.id for message in part]
-                kept.update(names)
-                costs |= dict.fromkeys(names, 0)
+            cost = whole if part is turn.messages else sum(costs[message.id] for message in part)
+            if cost > room:
+                continue
+            new = [message.id for message in part if message.id not in kept]
+            if constraints.never.isdisjoint(new):
+                kept.update(new)
                 room -= cost
                 break
     return frozenset(kept)
@@ -73,7 +77,6 @@ def fill_by_weight(
 
 def forms_of(turn: Turn) -> tuple[tuple[Message, ...], ...]:
     """Give the forms a turn may be kept in: whole, then its question and answer alone."""
-    if len(turn.messages) == 1:
-        return (turn.messages,)
-    ends = turn.ends
-    return (turn.messages, ends) if ends and len(ends) < len(turn.messages) else (turn.messages,)
+    messages, opener, answer = turn
+    ends = (opener is not None) + (answer is not None)
+    return (messages,) if ends in {0, len(messages)} else (messages, turn.ends)
