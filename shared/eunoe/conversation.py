@@ -283,9 +283,11 @@ def part_text(part: Any) -> str:
 
 def is_blank(raw: Mapping[str, Any]) -> bool:
     """Say whether a message holds nothing: no text, no image, no call."""
+    content = raw.get("content")
+    if isinstance(content, str) and content[:1].strip():
+        return False
     if any(raw.get(key) for key in _PAYLOAD_KEYS):
         return False
-    content = raw.get("content")
     if isinstance(content, list):
         return all(_is_blank_part(part) for part in content)
     return not text_of(content).strip()

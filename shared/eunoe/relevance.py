@@ -45,7 +45,7 @@ _MOST_WITH_KIN = 40  # terms of a question; a longer one names the things themse
 _UNION_BONUS = 0.5  # more for a message that holds all the words of the question than for each of them alone
 _CUE_FACTOR = 1.3  # if the question asks for a time or a number and the message tells one
 
-_QUESTION_MARKS = frozenset("?？؟")
+_QUESTION_MARKS = "?？؟"
 _END = 200  # characters
 
 _SPEAKER = re.compile(r"\s*(?:\[[^\]\n]{4,60}\]\s*)?([^\W\d_][\w'’-]{1,24}):\s")
@@ -243,10 +243,11 @@ def _read(text: str) -> Features:
     date = _MONTH.search(heading[1]) if heading else None
     terms = read_terms(text)
     body = text[heading.end() :] if heading and date else text
+    end = text[-_END:]
     return Features(
         terms,
         speaker[1] if speaker else "",
         (date[1].lower(), date[2] or "") if date else ("", ""),
         cues_told(body, terms if body is text else read_terms(body)),
-        not _QUESTION_MARKS.isdisjoint(text[-_END:]),
+        any(mark in end for mark in _QUESTION_MARKS),
     )
