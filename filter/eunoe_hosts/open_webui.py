@@ -107,8 +107,7 @@ class Filter:
             return body
         try:
             cleaned, directives = await asyncio.to_thread(without_flags, body["messages"])
-            question = cleaned.question
-            hook.state.update(directives=directives.as_plain(), question=question.text if question else None)
+            hook.state.update(directives=directives.as_plain(), question=cleaned.question_text)
             new: Body = {"messages": cleaned.to_openai_messages()}
             if body.get("stream"):
                 new["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}

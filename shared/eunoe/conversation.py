@@ -9,7 +9,7 @@ import json
 import marshal
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -132,11 +132,12 @@ def with_column(messages: Sequence[Message], name: str, values: Sequence[Any]) -
     return tuple(map(_message_of, zip(*columns, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages of one request, in order."""
+    """The messages of one request, in order; never changed."""
 
-    messages: tuple[Message, ...]
+    def __init__(self, messages: Iterable[Message]) -> None:
+        """Take messages."""
+        self.__dict__["messages"] = tuple(messages)  # where `cached_property` looks for it
 
     @classmethod
     def from_openai_messages(cls, messages: Iterable[RawMessage]) -> Conversation:
@@ -145,22 +146,72 @@ class Conversation:
         Raises:
             BadMessages: an item is not an object.
         """
-        raws = list(messages)
-        traits = all_traits(raws)
-        digests = [known.digest for known in traits]
+        new = cls.__new__(cls)
+        new.__dict__["_raws"] = raws = list(messages)
+        new.__dict__["traits"] = all_traits(raws)
+        return new
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """Give the messages; of those that were read they are made now, since not every hook needs them."""
+        return self._made(repeat(0)).messages
+
+    @cached_property
+    def traits(self) -> list[Traits]:
+        """Give what is known of each message by its content."""
+        return traits_in(self.messages)
+
+    def counting(self, tokens: Iterable[int]) -> Conversation:
+        """Give the conversation with the number of tokens of each message."""
+        if "messages" in self.__dict__:
+            return Conversation(with_column(self.messages, "token_count", list(tokens)))
+        return self._made(tokens)
+
+    def _made(self, tokens: Iterable[int]) -> Conversation:
+        """Make the messages of what was read."""
+        digests = [known.digest for known in self.traits]
         # The fields of `Message` in order, with their defaults.
-        unread = (repeat(value) for value in (0, 1.0, 1.0, False, frozenset[str](), False))
-        columns = zip(raws, itertools.count(), digests, _unique(digests), *unread, traits, strict=False)
-        return cls(tuple(map(_message_of, columns)))
+        unread = (repeat(value) for value in (1.0, 1.0, False, frozenset[str](), False))
+        columns = zip(
+            self._raws,
+            itertools.count(),
+            digests,
+            _unique(digests),
+            tokens,
+            *unread,
+            self.traits,
+            strict=False,
+        )
+        return Conversation(map(_message_of, columns))
+
+    @cached_property
+    def _raws(self) -> list[RawMessage]:
+        return [message.raw for message in self.messages]
 
     def to_openai_messages(self) -> list[RawMessage]:
         """Give the messages as dictionaries, the same objects that came in."""
-        return [message.raw for message in self.messages]
+        return [*self._raws]
 
     @property
     def question(self) -> Message | None:
         """Find the newest user message."""
         return next((m for m in reversed(self.messages) if m.role == "user"), None)
+
+    @property
+    def question_text(self) -> str | None:
+        """Give the text of the newest user message; None if there is none."""
+        found = zip(reversed(self.traits), reversed(self._raws), strict=True)
+        return next((text_of(raw.get("content")) for known, raw in found if known.role == "user"), None)
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether all messages are equal."""
+        return isinstance(other, Conversation) and self.messages == other.messages
+
+    __hash__ = None  # type: ignore[assignment]  # messages have none
+
+    def __repr__(self) -> str:
+        """Show the messages."""
+        return f"Conversation({self.messages!r})"
 
 
 def _unique(digests: Sequence[str]) -> Sequence[str]:

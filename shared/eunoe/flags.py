@@ -20,7 +20,6 @@ from .conversation import (
     digest_of,
     part_text,
     text_of,
-    traits_in,
     with_text,
 )
 
@@ -212,7 +211,7 @@ def _read_flag(spec: FlagSpec, sign: str, value: str | None) -> tuple[Flag | Non
 
 def read_flags(conversation: Conversation) -> tuple[Conversation, Directives]:
     """Take the flags out of all user messages and say what they ask for in the newest turn."""
-    if "!" not in [known.opening for known in traits_in(conversation.messages)]:
+    if "!" not in [known.opening for known in conversation.traits]:
         return conversation, Directives()
     newest = conversation.question
     turn: dict[str, Any] = {}

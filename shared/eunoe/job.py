@@ -9,7 +9,7 @@ from typing import Any
 
 from .bonds import Repair, repair
 from .budget import Bound, BoundSource, Budget, bound_of, max_cost_of
-from .conversation import Conversation, Message, with_column
+from .conversation import Conversation, Message, traits_in, with_column
 from .flags import Directives, apply_marks, read_flags
 from .pricing import Price
 from .tokens import TokenCounter, messages_tokens
@@ -103,10 +103,11 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
         rest = {n: v for n, v in directives.turn.items() if n not in LIMITING_FLAGS}
         directives = replace(directives, turn=rest)
     marked = apply_marks(cleaned, directives.marks)
-    counted = with_column(marked.messages, "token_count", messages_tokens(counter, marked.messages))
-    kept, repairs = repair(counted)
+    counted = marked.counting(messages_tokens(counter, marked.traits, marked.to_openai_messages()))
+    kept, repairs = repair(counted.messages)
     if repairs:
-        kept = with_column(kept, "token_count", messages_tokens(counter, kept))
+        counts = messages_tokens(counter, traits_in(kept), [message.raw for message in kept])
+        kept = with_column(kept, "token_count", counts)
     tools_tokens = counter.count_tools(request.tools)
     bound = bound_of(
         budget,
@@ -124,7 +125,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
         bound = bound.tightened(overhead + max(1, int(fitting * COMPACT_SHARE)), BoundSource.COMPACT)
     return Job(
         request,
-        Conversation(counted),
+        counted,
         kept,
         repairs,
         directives,

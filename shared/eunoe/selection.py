@@ -143,13 +143,13 @@ def _decisions(
     )
     decisions = list(map(decision_of, columns))
     repairs = {r.message.id: r for r in job.repairs}
-    others = draft.places.keys() | draft.summarized | repairs.keys()
-    for i, name in enumerate(names):
-        if name in others:
-            place = draft.places.get(name)
-            outcome = _gone(name, draft, repairs) if place is None else _placed(place, repairs.get(name))
-            fate, reason, tokens, sent = outcome
-            decisions[i] = decisions[i]._replace(fate=fate, reason=reason, tokens_after=tokens, sent=sent)
+    place_of = dict(zip(names, range(len(names)), strict=True))
+    for name in draft.places.keys() | draft.summarized | repairs.keys():
+        place = draft.places.get(name)
+        outcome = _gone(name, draft, repairs) if place is None else _placed(place, repairs.get(name))
+        fate, reason, tokens, sent = outcome
+        i = place_of[name]
+        decisions[i] = decisions[i]._replace(fate=fate, reason=reason, tokens_after=tokens, sent=sent)
     return decisions
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .conversation import Message, RawMessage, part_text
+from .conversation import RawMessage, Traits, part_text
 from .estimate import estimated_tokens
 from .memo import Memo
 
@@ -152,10 +152,10 @@ def message_tokens(counter: TokenCounter, digest: str, raw: RawMessage) -> int:
     return _counts_by(counter).get(digest, lambda: counter.count_message(raw))
 
 
-def messages_tokens(counter: TokenCounter, messages: Sequence[Message]) -> list[int]:
+def messages_tokens(counter: TokenCounter, traits: Sequence[Traits], raws: Sequence[RawMessage]) -> list[int]:
     """Count messages, each content once for each counter."""
-    digests = [message.digest for message in messages]
-    return _counts_by(counter).get_all(digests, lambda i: counter.count_message(messages[i].raw))
+    digests = [known.digest for known in traits]
+    return _counts_by(counter).get_all(digests, lambda i: counter.count_message(raws[i]))
 
 
 def spaced_json(value: Any) -> str:
