@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .bonds import Block, Turn, messages_in
-from .conversation import Message
+from .conversation import Message, traits_in
 from .draft import Draft
 from .flags import Directives
 from .insertion import is_summary
@@ -135,9 +135,9 @@ def _place_pinned(draft: Draft, layout: Layout, directives: Directives) -> None:
 
 def _place_summaries(draft: Draft, layout: Layout) -> None:
     """Keep what an earlier call of the turn was sent in place of the turns it left out."""
-    for turn in layout.earlier:
-        # Looked at in this order, since hardly a message begins so.
-        if turn.messages[0].traits.opening == "<" and is_summary(turn.messages[0].raw):
+    firsts = traits_in([turn.messages[0] for turn in layout.earlier])
+    for turn, known in zip(layout.earlier, firsts, strict=True):
+        if known.opening == "<" and is_summary(turn.messages[0].raw):  # hardly a message begins so
             draft.claim(turn.messages, Reason.SUMMARY)
 
 

@@ -13,7 +13,7 @@ from .breath import breathe
 Value = TypeVar("Value")
 TextPair: TypeAlias = tuple[str, str]
 
-_LIST_KEY = 4  # items by which a list is found again
+_LEAST_LIST, _LIST_KEY = 64, 4  # shorter lists are not worth it; items by which a list is found again
 
 
 class Memo(Generic[Value]):
@@ -62,6 +62,8 @@ class Beginnings(Generic[Value]):
         self, items: list[TextPair], compute: Callable[[Sequence[TextPair]], Sequence[Value]]
     ) -> list[Value]:
         """Give the results of all items; `compute` is given those behind what is remembered."""
+        if len(items) < _LEAST_LIST:
+            return [*compute(items)]
         key = tuple(items[:_LIST_KEY])
         known, values, characters = self._lists.get(key, ([], [], 0))
         same = len(known)
@@ -70,7 +72,7 @@ class Beginnings(Generic[Value]):
             same = next(differing, len(items))
             characters = sum(len(text) for _, text in items[:same])
         results = [*values[:same], *compute(items[same:])]
-        if len(items) > _LIST_KEY:
+        if len(items) >= len(known):  # what is sent of a chat may begin like the chat, and is shorter
             self._put(key, items, results, characters + sum(len(text) for _, text in items[same:]))
         return results
 

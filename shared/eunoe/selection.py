@@ -80,7 +80,10 @@ def place_turn(draft: Draft, turn: Turn, choice: SelectionResult) -> None:
 def _fatty(draft: Draft, turns: Sequence[Turn]) -> list[Turn]:
     """Find the turns that got no place but may fit without their thinking and raw data."""
     messages = messages_in(turns)
-    fat = {message.id for message, lean in zip(messages, are_lean(messages), strict=True) if not lean}
+    leanness = are_lean(messages)
+    if all(leanness):
+        return []
+    fat = {message.id for message, lean in zip(messages, leanness, strict=True) if not lean}
     return [
         turn
         for turn in _turns_with(fat, turns)
