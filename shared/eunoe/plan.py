@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .bonds import repair, turns_holding
 from .budget import Bound
-from .conversation import Conversation, Message, RawMessage, traits_in
+from .conversation import Conversation, Message, RawMessage
 from .errors import PlanBroken
 from .flags import Directives
 from .insertion import Insertion
@@ -237,8 +237,8 @@ def _keeping(plan: Plan) -> list[str]:
         broken.append("a message is said to be in a summary that is not sent, or the other way round")
     if over_limit and plan.insertion is not None:
         broken.append("over the bound with a summary")
-    traits = traits_in([decision.message for decision in plan.decisions])
-    needed = [d for d, known in zip(plan.decisions, traits, strict=True) if known.is_instruction]
+    both = zip(plan.decisions, plan.conversation.traits, strict=False)
+    needed = [decision for decision, known in both if known.is_instruction]
     broken += [
         f"instruction {decision.message.position} is not kept"
         for decision in needed

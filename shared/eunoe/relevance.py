@@ -167,7 +167,7 @@ def with_lent(
         b4 * four + b3 * three + b2 * two + b1 * one + a1 * next1 + a2 * next2 + a3 * next3 + a4 * next4
         for four, three, two, one, _, next1, next2, next3, next4 in around
     ]
-    answers = [False, *(message.asks for message in messages)]
+    answers = [False, *[message.asks for message in messages]]
     room = [message.terms.length / _ROOM_FOR_LENT for message in messages]
     return [
         score + (loan if share >= 1 or is_answer else loan * share)

@@ -164,7 +164,8 @@ def _weights(
 ) -> tuple[list[float], list[dict[str, float]]]:
     """Give the weight of each message, and the parts it is the product of."""
     bases = [message.base_weight for message in messages]
-    if not (scores.keys() & recency.keys()).issuperset(names):
+    wanted = set(names)
+    if not (wanted <= scores.keys() and wanted <= recency.keys()):
         found = zip(bases, map(scores.get, names), map(recency.get, names), strict=True)
         parts = [_known_parts(*known) for known in found]
         return [math.prod(part.values()) for part in parts], parts

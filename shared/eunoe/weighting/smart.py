@@ -57,13 +57,12 @@ def paired(
     messages: Sequence[Message], own: Mapping[str, float], coherence: float, penalty: float
 ) -> dict[str, float]:
     """Give answers at least `coherence` of their question's score, and tool messages `penalty` of theirs."""
-    scores, asked = {}, 0.0
-    for message, known in zip(messages, traits_in(messages), strict=True):
-        name = message.id
-        score = own[name]
+    names = [message.id for message in messages]
+    scores, asked = [], 0.0
+    for known, score in zip(traits_in(messages), map(own.__getitem__, names), strict=True):
         if known.role == "user":
             asked = coherence * score
         elif asked > score and not known.is_instruction:
-            score = asked
-        scores[name] = score * penalty if known.is_result or known.calls_tools else score
-    return scores
+            score = asked  # noqa: PLW2901
+        scores.append(score * penalty if known.is_result or known.calls_tools else score)
+    return dict(zip(names, scores, strict=True))
