@@ -9,12 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eunoe import compress, conversation, postings, relevance, tokens
 from eunoe.budget import TokenBudget
+from eunoe.compress import are_lean
 from eunoe.conversation import Conversation, all_traits, digest_of, traits_of
 from eunoe.job import Request
 from eunoe.memo import Beginnings, Memo
 from eunoe.orchestrator import ContextOrchestrator
+from eunoe.postings import TermIndexes, postings_in
+from eunoe.relevance import all_features
+from eunoe.tokens import messages_tokens
 
 from .strategies import conversations
 
@@ -31,12 +34,17 @@ def forget(monkeypatch):
     """Empty all that the engine remembers."""
 
     def emptied():
-        monkeypatch.setattr(conversation, "_TRAITS", Memo(100))
-        monkeypatch.setattr(conversation, "_CHATS", Beginnings(100_000))
-        monkeypatch.setattr(relevance, "_FEATURES", Memo(100))
-        monkeypatch.setattr(postings, "_INDEXES", postings.TermIndexes(10_000))
-        monkeypatch.setattr(tokens, "_COUNTS", Memo(4))
-        monkeypatch.setattr(compress, "_IS_LEAN", Memo(100))
+        # By the functions that use them: in the single file all modules are one.
+        for user, name, empty in (
+            (all_traits, "_TRAITS", Memo(100)),
+            (all_traits, "_CHATS", Beginnings(100_000)),
+            (all_features, "_FEATURES", Memo(100)),
+            (postings_in, "_INDEXES", TermIndexes(10_000)),
+            (messages_tokens, "_COUNTS", Memo(4)),
+            (are_lean, "_IS_LEAN", Memo(100)),
+        ):
+            assert type(user.__globals__[name]) is type(empty)
+            monkeypatch.setitem(user.__globals__, name, empty)
 
     return emptied
 
