@@ -23,7 +23,7 @@ from eunoe.assembly import HostModels, orchestrator_for
 from eunoe.conversation import Conversation
 from eunoe.errors import BadSetting, EunoeError
 from eunoe.events import EventKind, FailedBody, new_event
-from eunoe.flags import read_flags
+from eunoe.flags import Directives, read_flags
 from eunoe.job import Request
 from eunoe.listing import listed_price, nested_entries
 from eunoe.orchestrator import ContextOrchestrator
@@ -106,9 +106,8 @@ class Filter:
         if hook is None:
             return body
         try:
-            cleaned, directives = read_flags(Conversation.from_openai_messages(body["messages"]))
-            question = cleaned.question
-            hook.state.update(directives=directives.as_plain(), question=question.text if question else None)
+            cleaned, directives = await asyncio.to_thread(without_flags, body["messages"])
+            hook.state.update(directives=directives.as_plain(), question=cleaned.question_text)
             new: Body = {"messages": cleaned.to_openai_messages()}
             if body.get("stream"):
                 new["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
@@ -183,8 +182,8 @@ class Filter:
         if hook.call == hook.state["answered"]:
             hook.state["call"] += 1
         orchestrator = await self._engine_for(hook)
-        call = await asyncio.to_thread(self._call_of, hook)
-        result = await orchestrator.process(Conversation.from_openai_messages(messages), call)
+        call, conversation = await asyncio.to_thread(self._call_of, hook, messages)
+        result = await orchestrator.process(conversation, call)
         hook.state["sent"] = Sent.of(result.plan).as_plain()
         if result.recap is not None:
             hook.state["recap"] = result.recap.as_plain()
@@ -279,10 +278,11 @@ class Filter:
         helper = self._helper_price(hook) if uses_helper(hook.valves) else None
         return replace(envelope_of(hook), price=self._price_for(hook), helper_price=helper)
 
-    def _call_of(self, hook: Hook) -> Request:
+    def _call_of(self, hook: Hook, messages: list[Body]) -> tuple[Request, Conversation]:
         """Say all that is known of a model call; in a thread, since it may load a tokenizer and read a file."""
         priced = self._priced(hook)
-        return replace(request_of(hook), price=priced.price, helper_price=priced.helper_price)
+        call = replace(request_of(hook), price=priced.price, helper_price=priced.helper_price)
+        return call, Conversation.from_openai_messages(messages)
 
     def _helper_price(self, hook: Hook) -> Price | None:
         """Find the price of the model for summaries and labels; None where nobody tells."""
@@ -358,6 +358,11 @@ class Filter:
             sink = HttpSink(*wanted) if wanted[0] else NoSink()
             self._sink = (wanted, sink)
         return sink
+
+
+def without_flags(messages: list[Body]) -> tuple[Conversation, Directives]:
+    """Take the flags out of messages; in a thread, since a chat may be long."""
+    return read_flags(Conversation.from_openai_messages(messages))
 
 
 def host_has_request_hook() -> bool:

@@ -5,11 +5,12 @@ Everything but instructions, the question and an unfinished reply yields where t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .bonds import Block, Turn
-from .conversation import Message
+from .bonds import Block, Turn, messages_in
+from .conversation import Message, traits_in
 from .draft import Draft
 from .flags import Directives
 from .insertion import is_summary
@@ -21,6 +22,8 @@ LAST_TURN_SHARE = 0.6
 OPENING_SHARE = 0.25
 PARTNER_SHARE = 0.12  # for the answer to a pinned or opening message, which is shortened to it
 LEAST_PARTNER = 60
+
+_EXCLUDED, _PINNED = operator.attrgetter("excluded"), operator.attrgetter("pinned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,14 @@ def place_anchors(draft: Draft, layout: Layout, directives: Directives) -> None:
 
 def _without_refused(draft: Draft, layout: Layout, directives: Directives) -> Layout:
     """Refuse the turns that flags take out, whatever else speaks for them."""
+    if "only" in directives.turn:
+        draft.refuse(messages_in(layout.earlier), Reason.ONLY)
+        return replace(layout, earlier=())
+    if not any(map(_EXCLUDED, messages_in(layout.earlier))):
+        return layout
     remaining = []
     for turn in layout.earlier:
-        if "only" in directives.turn:
-            draft.refuse(turn.messages, Reason.ONLY)
-        elif any(message.excluded for message in turn.messages):
+        if any(map(_EXCLUDED, turn.messages)):
             draft.refuse(turn.messages, Reason.EXCLUDED)
         else:
             remaining.append(turn)
@@ -118,6 +124,8 @@ def _place_steps(draft: Draft, layout: Layout) -> None:
 
 def _place_pinned(draft: Draft, layout: Layout, directives: Directives) -> None:
     tag = directives.turn.get("keep_tag")
+    if tag is None and not any(map(_PINNED, messages_in(layout.earlier))):
+        return
     for turn in reversed(layout.earlier):
         for message in turn.messages:
             tagged = tag is not None and tag in message.tags
@@ -127,8 +135,9 @@ def _place_pinned(draft: Draft, layout: Layout, directives: Directives) -> None:
 
 def _place_summaries(draft: Draft, layout: Layout) -> None:
     """Keep what an earlier call of the turn was sent in place of the turns it left out."""
-    for turn in layout.earlier:
-        if is_summary(turn.messages[0].raw):
+    firsts = traits_in([turn.messages[0] for turn in layout.earlier])
+    for turn, known in zip(layout.earlier, firsts, strict=True):
+        if known.opening == "<" and is_summary(turn.messages[0].raw):  # hardly a message begins so
             draft.claim(turn.messages, Reason.SUMMARY)
 
 

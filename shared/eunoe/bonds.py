@@ -6,10 +6,14 @@ into turns, the smallest things that may be dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
 
-from .conversation import Message, RawMessage, calls_of, is_blank
+from .conversation import Message, RawMessage, Traits, calls_of, is_blank, traits_in
 
 ORPHAN_RESULT = "orphan_result"
 UNANSWERED_CALL = "unanswered_call"
@@ -33,29 +37,31 @@ class Block:
         return sum(message.token_count for message in self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A user message and all that came of it, or what stands before the first user message."""
+class Turn(NamedTuple):
+    """A user message and all that came of it, or what stands before the first user message.
 
-    blocks: tuple[Block, ...]
-    messages: tuple[Message, ...]  # those of all blocks, in order
+    `opener` is the user message, if any, `answer` the last text of the assistant that calls no tool. A
+    named tuple for the reason that `Message` is one.
+    """
 
-    @property
-    def opener(self) -> Message | None:
-        """Give the user message it opens with, if any."""
-        first = self.blocks[0].messages[0]
-        return first if first.role == "user" else None
+    messages: tuple[Message, ...]
+    opener: Message | None
+    answer: Message | None
 
     @property
-    def answer(self) -> Message | None:
-        """Give the last text of the assistant that calls no tool."""
-        texts = (b.messages[0] for b in reversed(self.blocks) if not b.is_exchange)
-        return next((m for m in texts if m.is_answer), None)
+    def blocks(self) -> tuple[Block, ...]:
+        """Give its parts in order; none reaches beyond a turn."""
+        return tuple(_blocks_of(self.messages))
+
+    @property
+    def ends(self) -> tuple[Message, ...]:
+        """Give its question and its answer, as far as it has them."""
+        return tuple(end for end in (self.opener, self.answer) if end is not None)
 
     @property
     def steps(self) -> tuple[Block, ...]:
         """Give what lies between the opener and the answer."""
-        ends = {id(end) for end in (self.opener, self.answer) if end is not None}
+        ends = {id(end) for end in self.ends}
         return tuple(block for block in self.blocks if id(block.messages[0]) not in ends)
 
 
@@ -73,6 +79,8 @@ def repair(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Repa
 
     Gives the messages that remain, the changed ones with a new `raw`, and what was done to which.
     """
+    if False not in [known.is_sound for known in traits_in(messages)]:
+        return tuple(messages), ()
     outcomes: list[Message | Repair] = []
     index = 0
     while index < len(messages):
@@ -122,14 +130,61 @@ def _without_calls(raw: RawMessage, good: Sequence[int]) -> RawMessage | None:
     return None if is_blank(rest) else rest
 
 
-def turns_of(messages: Sequence[Message]) -> tuple[Turn, ...]:
+def turns_of(messages: Iterable[Message]) -> tuple[Turn, ...]:
     """Cut messages into turns; system and developer messages belong to none."""
-    turns: list[list[Block]] = []
-    for block in _blocks_of([m for m in messages if not m.is_instruction]):
-        if not turns or block.messages[0].role == "user":
-            turns.append([])
-        turns[-1].append(block)
-    return tuple(Turn(tuple(blocks), tuple(m for b in blocks for m in b.messages)) for blocks in turns)
+    members = tuple(messages)
+    traits = traits_in(members)
+    if True in [known.is_instruction for known in traits]:
+        members = tuple([m for m, known in zip(members, traits, strict=True) if not known.is_instruction])
+        traits = traits_in(members)
+    starts = [i for i, known in enumerate(traits) if known.role == "user"]
+    if members and starts[:1] != [0]:
+        starts.insert(0, 0)
+    return tuple(
+        [
+            _turn_of(members[start:end], traits[start:end])
+            for start, end in zip(starts, [*starts[1:], len(members)], strict=False)
+        ]
+    )
+
+
+def _turn_of(members: tuple[Message, ...], traits: Sequence[Traits]) -> Turn:
+    last = len(members) - 1
+    while last > 0 and not traits[last].is_answer:
+        last -= 1
+    opener = members[0] if traits[0].role == "user" else None
+    return _made_turn((members, opener, members[last] if traits[last].is_answer else None))
+
+
+# Makes a turn of a tuple of its fields, at the speed of C.
+_made_turn: Callable[[Iterable[Any]], Turn] = partial(tuple.__new__, Turn)
+
+
+def messages_in(turns: Iterable[Turn]) -> list[Message]:
+    """Give the messages of turns, in order."""
+    return list(chain.from_iterable(map(_MESSAGES, turns)))
+
+
+_MESSAGES: Callable[[Turn], tuple[Message, ...]] = operator.itemgetter(0)
+
+
+def turns_holding(messages: Sequence[Message], places: Iterable[int]) -> tuple[Turn, ...]:
+    """Give the turns that hold the messages at `places`, which ascend; the last turn of all is left out."""
+    roles = [known.role for known in traits_in(messages)]
+    found: list[Turn] = []
+    end = 0
+    for place in places:
+        if place < end:
+            continue
+        start = place
+        while start > end and roles[start] != "user":
+            start -= 1
+        try:
+            end = roles.index("user", place + 1)
+        except ValueError:
+            break
+        found += turns_of(messages[start:end])
+    return tuple(found)
 
 
 def _blocks_of(messages: Sequence[Message]) -> list[Block]:

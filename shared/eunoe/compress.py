@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from .conversation import RawMessage, calls_of, function_of, is_blank, part_text, text_of, with_text
+from .conversation import Message, RawMessage, calls_of, function_of, is_blank, part_text, text_of, with_text
 from .memo import Memo
 from .tokens import TokenCounter, compact_json
 
 LEAST_TOKENS = 24  # less than this says nothing: then it is better left out
 _HEAD_SHARE = 2 / 3  # the beginning says more than the end (errors and totals stand at the end)
 
-_BASE64 = re.compile(r"[A-Za-z0-9+/]{240,}={0,2}")
+_LEAST_BASE64 = 240
+_BASE64 = re.compile(rf"[A-Za-z0-9+/]{{{_LEAST_BASE64},}}={{0,2}}")
 _REASONING = re.compile(r'<details\b[^>]*\btype="reasoning"[^>]*>.*?</details>\s*', re.DOTALL)
 _RESULT_ATTRIBUTE = re.compile(r'(<details\b[^>]*\bresult=")([^"]{400,})(")')
 _DETAILS = re.compile(r"<details\b.*?</details>\s*", re.DOTALL)
@@ -34,9 +36,10 @@ _JSON_STEPS = ((60, 2000), (30, 800), (15, 400), (8, 200), (5, 120), (3, 80), (2
 _IS_LEAN: Memo[bool] = Memo(20_000)
 
 
-def is_lean(digest: str, raw: RawMessage) -> bool:
-    """Say whether `lean` would leave a message as it is; looked at once for each content."""
-    return _IS_LEAN.get(digest, lambda: lean(raw) is raw)
+def are_lean(messages: Sequence[Message]) -> list[bool]:
+    """Say of each message whether `lean` would leave it as it is; looked at once for each content."""
+    digests = [message.digest for message in messages]
+    return _IS_LEAN.get_all(digests, lambda i: lean(messages[i].raw) is messages[i].raw)
 
 
 def lean(raw: RawMessage) -> RawMessage:
@@ -46,11 +49,24 @@ def lean(raw: RawMessage) -> RawMessage:
     """
     slim = {k: v for k, v in raw.items() if not (k in THINKING_FIELDS and raw.get("role") == "assistant")}
     text = text_of(slim.get("content"))
-    if "<details" in text or (len(text) > 240 and _BASE64.search(text)):
+    if "<details" in text or (_may_hold_base64(text) and _BASE64.search(text)):
         slim = with_text(slim, lambda part: fold_base64(_lean_details(part)))
     if (len(slim) == len(raw) and slim.get("content") == raw.get("content")) or is_blank(slim):
         return raw
     return slim
+
+
+def _may_hold_base64(text: str) -> bool:
+    """Look for a place where base64 may lie, many times faster than by its pattern: a long run without a space."""
+    # Any so many characters in a row hold one of these places.
+    for place in range(_LEAST_BASE64 - 1, len(text), _LEAST_BASE64):
+        before = text.rfind(" ", place - _LEAST_BASE64 + 1, place + 1)
+        after = text.find(" ", place, place + _LEAST_BASE64)
+        start = place - _LEAST_BASE64 if before < 0 else before
+        end = min(len(text), place + _LEAST_BASE64) if after < 0 else after
+        if end - start > _LEAST_BASE64:
+            return True
+    return False
 
 
 def shortened(raw: RawMessage, tokens: int, counter: TokenCounter) -> RawMessage | None:

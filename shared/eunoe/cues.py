@@ -43,7 +43,6 @@ _NUMBERS = frozenset(
     )
 )
 _YEAR = re.compile(r"(?:19|20)\d\d")
-_DIGIT = re.compile(r"[0-9]")
 
 
 def cues_asked(question: str) -> frozenset[Cue]:
@@ -57,7 +56,8 @@ def cues_asked(question: str) -> frozenset[Cue]:
 def cues_told(text: str, terms: Terms) -> frozenset[Cue]:
     """Say what a text tells; `terms` are its own."""
     words = terms.counts.keys()
-    numbers = [word for word in words if word[0].isdigit()] if _DIGIT.search(text) else []
+    has_digits = any(digit in text for digit in "0123456789")  # ten times as fast as a pattern or all words
+    numbers = [word for word in words if word[0].isdigit()] if has_digits else []
     told = set()
     if not _TIMES.isdisjoint(words) or any(_YEAR.fullmatch(number) for number in numbers):
         told.add(Cue.TIME)

@@ -96,9 +96,8 @@ class Draft:
 
     def refuse(self, messages: Iterable[Message], reason: Reason) -> None:
         """Say why messages get no place; the first reason holds."""
-        for message in messages:
-            if not self.has(message):
-                self.refused.setdefault(message.id, reason)
+        names = {message.id for message in messages} - self.places.keys() - self.refused.keys()
+        self.refused |= dict.fromkeys(names, reason)
 
     def _claim(self, places: list[tuple[Message, Place]], within: int | None) -> bool:
         cost = sum(place.tokens for _, place in places)

@@ -28,9 +28,11 @@ def _ascii_classes() -> bytes:
 
 
 _CLASSES = _ascii_classes()
-# Letters as they are, all else as spaces: what is left between spaces are words.
-_LETTERS = bytes(code if chr(code) in "aA" else 32 for code in range(256))
+# Letters of both cases as one, all else as spaces: what is left between spaces are words.
+_LETTERS = bytes(97 if chr(code) in "aA" else 32 for code in range(256))
 _DIGITS = re.compile(r"[0-9]{1,3}")
+_CASELESS = bytes.maketrans(b"A", b"a")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _ACCENTED = re.compile(r"[\u0080-\u024f\u1e00-\u1eff]")
 
 # Tokens a character, and tokens more for each run of the script.
@@ -49,20 +51,9 @@ _SCRIPTS = (
 )
 
 # In other languages with Latin letters words break into more pieces; these words tell English apart.
-_ENGLISH = (
-    " the ",
-    " of ",
-    " to ",
-    " and ",
-    " a ",
-    " is ",
-    " in ",
-    " i ",
-    " you ",
-    " for ",
-    " it ",
-    " that ",
-)
+_ENGLISH = tuple(
+    f" {word} ".encode() for word in "the to and a i you of it that is for in".split()
+)  # the frequent first
 _ENGLISH_SHARE = 0.05  # of all words; in English prose they are about a quarter
 SAFETY = 1.08  # a bound that is kept on paper only is none
 _TOKENS_A_LETTER = 0.32
@@ -73,8 +64,11 @@ def estimated_tokens(text: str) -> int:
     if text.isascii():
         return round(SAFETY * _latin_tokens(text) + 0.49)
     total, rest = 0.0, text
+    rare = "".join(
+        _NOT_ASCII.findall(text)
+    )  # mostly a few signs: then it need not be looked for in all the text
     for script, per_char, per_run in _SCRIPTS:
-        if per_char:
+        if per_char and script.search(rare):
             runs = script.findall(rest)
             if runs:
                 total += per_char * sum(map(len, runs)) + per_run * len(runs)
@@ -88,17 +82,22 @@ def _without_rare(text: str) -> str:
 
 
 def _latin_tokens(text: str) -> float:
-    classes = b" " + text.encode("latin-1", "replace").translate(_CLASSES)
+    signs_as_they_are = text.encode("ascii", "replace")
+    classes = b" " + signs_as_they_are.translate(_CLASSES)
     count = classes.count
-    signs, capitals = count(b"."), count(b"A")
-    letters = count(b"a") + capitals
-    starts = len(classes.translate(_LETTERS).split())
+    signs = count(b".")
+    letters = len(classes) - len(classes.translate(None, b"aA"))
+    starts = classes.translate(_LETTERS).count(b" a")  # a space stands before the first one too
     words = 0.95 * starts
-    if starts >= 12 and signs < 0.12 * letters and _english_share(text) < _ENGLISH_SHARE:
-        words = max(words, _TOKENS_A_LETTER * letters)
+    if starts >= 12 and signs < 0.12 * letters:
+        in_other_language = _TOKENS_A_LETTER * letters
+        others = len(classes) - letters - signs
+        if in_other_language > words and not _is_english(signs_as_they_are, others):
+            words = in_other_language
     # Tokenizers put a single sign and the word after it into one piece more often than not.
-    before_letter = count(b".a") + count(b".A") if signs else 0
+    before_letter = classes.translate(_CASELESS).count(b".a") if signs else 0
     sign_runs = signs - count(b"..") - before_letter if signs else 0
+    capitals = b"A" in classes
     humps = count(b"aA") if capitals else 0
     # Names such as `parseHttpBody` have long pieces that are tokens; base64 and the like have short ones.
     per_hump = 0.6 if letters > 4 * (starts + humps) else 1.7
@@ -117,6 +116,12 @@ def _latin_tokens(text: str) -> float:
     )
 
 
-def _english_share(text: str) -> float:
-    beginning = f" {text[:600].lower()}"
-    return sum(map(beginning.count, _ENGLISH)) / (1 + beginning.count(" "))
+def _is_english(text: bytes, most_spaces: int) -> bool:
+    """Say whether the words that tell English apart have their share at the beginning of a text."""
+    beginning = b" " + text[:600].lower()
+    found = 0
+    for word in _ENGLISH:
+        found += beginning.count(word)
+        if found >= _ENGLISH_SHARE * (1 + most_spaces):
+            return True
+    return found >= _ENGLISH_SHARE * (1 + beginning.count(b" "))

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from .conversation import Conversation, RawMessage, digest_of, part_text, text_of, with_text
+from .conversation import (
+    Conversation,
+    RawMessage,
+    digest_of,
+    part_text,
+    text_of,
+    with_text,
+)
 
 
 class Scope(StrEnum):
@@ -204,6 +211,8 @@ def _read_flag(spec: FlagSpec, sign: str, value: str | None) -> tuple[Flag | Non
 
 def read_flags(conversation: Conversation) -> tuple[Conversation, Directives]:
     """Take the flags out of all user messages and say what they ask for in the newest turn."""
+    if "!" not in [known.opening for known in conversation.traits]:
+        return conversation, Directives()
     newest = conversation.question
     turn: dict[str, Any] = {}
     lasting: dict[str, Any] = {}
@@ -212,7 +221,7 @@ def read_flags(conversation: Conversation) -> tuple[Conversation, Directives]:
     raws = conversation.to_openai_messages()
     changed = False
     for message in conversation.messages:
-        if message.role != "user" or not _may_have_flags(message.raw):
+        if message.traits.opening != "!" or message.role != "user":
             continue
         flags, refused, raw = _strip(message.raw)
         if not flags and not refused:
@@ -240,8 +249,8 @@ def apply_marks(conversation: Conversation, marks: Mapping[str, Marks]) -> Conve
     found = ((message, marks.get(message.digest)) for message in conversation.messages)
     return Conversation(
         tuple(
-            replace(
-                message, pinned=mark.pinned, base_weight=mark.weight, tags=mark.tags, excluded=mark.excluded
+            message._replace(
+                pinned=mark.pinned, base_weight=mark.weight, tags=mark.tags, excluded=mark.excluded
             )
             if mark
             else message
@@ -268,13 +277,6 @@ def _marked(old: Marks, name: str, value: Any) -> dict[str, Any]:
     if name == "weight":
         return {"weight": 1.0 if value is None else value}
     return {"tags": frozenset() if value is None else old.tags | {value}}
-
-
-def _may_have_flags(raw: RawMessage) -> bool:
-    content = raw.get("content")
-    if isinstance(content, list):
-        return _first_text(content).startswith("!")
-    return isinstance(content, str) and content.startswith("!")
 
 
 def _first_text(parts: Iterable[Any]) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 from .bonds import Repair, repair
 from .budget import Bound, BoundSource, Budget, bound_of, max_cost_of
-from .conversation import Conversation, Message
+from .conversation import Conversation, Message, traits_in, with_column
 from .flags import Directives, apply_marks, read_flags
 from .pricing import Price
-from .tokens import TokenCounter, message_tokens
+from .tokens import TokenCounter, messages_tokens
 
 UNPRICED = "No price is known for this model, so its cost is not bounded."
 LIMITING_FLAGS = frozenset({"target", "context", "only", "compact"})  # those that !full overrules
@@ -81,7 +81,7 @@ class Job:
     @property
     def tokens(self) -> int:
         """Add up the prompt after repairs."""
-        return self.overhead + sum(message.token_count for message in self.kept)
+        return self.overhead + sum([message.token_count for message in self.kept])
 
     @property
     def must_choose(self) -> bool:
@@ -103,10 +103,11 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
         rest = {n: v for n, v in directives.turn.items() if n not in LIMITING_FLAGS}
         directives = replace(directives, turn=rest)
     marked = apply_marks(cleaned, directives.marks)
-    counted = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) for m in marked.messages)
-    kept, repairs = repair(counted)
-    changed = {r.message.id for r in repairs}
-    kept = tuple(m.counting(message_tokens(counter, m.digest, m.raw)) if m.id in changed else m for m in kept)
+    counted = marked.counting(messages_tokens(counter, marked.traits, marked.to_openai_messages()))
+    kept, repairs = repair(counted.messages)
+    if repairs:
+        counts = messages_tokens(counter, traits_in(kept), [message.raw for message in kept])
+        kept = with_column(kept, "token_count", counts)
     tools_tokens = counter.count_tools(request.tools)
     bound = bound_of(
         budget,
@@ -124,7 +125,7 @@ def prepare(conversation: Conversation, request: Request, budget: Budget, counte
         bound = bound.tightened(overhead + max(1, int(fitting * COMPACT_SHARE)), BoundSource.COMPACT)
     return Job(
         request,
-        Conversation(counted),
+        counted,
         kept,
         repairs,
         directives,

@@ -5,14 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from .algorithms.recency import RecencyBiasedAlgorithm
 from .anchors import layout_of, place_anchors
 from .bonds import turns_of
+from .breath import breathe
 from .budget import BoundSource, Budget, TokenBudget, max_cost_of, tokens_for, with_max_tokens
-from .conversation import Conversation, Message
+from .conversation import Conversation, Message, traits_in
 from .draft import Draft
-from .events import Capture, EventBody, EventKind, OutletBody, Purpose, StartBody, UsageBody, new_event
+from .events import (
+    Capture,
+    EventBody,
+    EventKind,
+    OutletBody,
+    Purpose,
+    RunEvent,
+    StartBody,
+    UsageBody,
+    new_event,
+)
 from .job import Job, Request, prepare
 from .plan import Plan
 from .ports import (
@@ -48,6 +60,14 @@ class OrchestratorResult:
     estimated_cost_usd: float | None = None  # None: no price is known
     recap: Recap | None = None  # what `write_summaries` is to be given once the answer is there
     usages: tuple[Usage, ...] = ()  # of the model calls that weighing took
+
+
+class _Made(NamedTuple):
+    """A plan, how much of it a provider is likely to have in its cache, and what to report of it."""
+
+    plan: Plan
+    cached: int
+    events: list[RunEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +124,14 @@ class ContextOrchestrator:
         """
         request = request or Request()
         started = self.clock.seconds()
-        job, plan = await asyncio.to_thread(self._begin, conversation, request)
+        job, made = await asyncio.to_thread(self._begin, conversation, request, started)
         scoring = Scoring()
-        if plan is None:
+        if made is None:
             scoring, summaries = await asyncio.gather(score_job(self.weighting, job), self._ready(job))
-            plan = await asyncio.to_thread(self._plan, job, scoring, summaries)
-        cached = await asyncio.to_thread(self._note, request, plan)
-        self._report(
-            plan, request, len(conversation.messages), (self.clock.seconds() - started) * 1000, cached
-        )
+            made = await asyncio.to_thread(self._plan, job, scoring, summaries, started)
+        plan, cached, events = made
+        for event in events:
+            self.sink.send(event)
         for usage in scoring.usages:
             self._note_helper(request, usage, Purpose.LABELS)
         wants_recap = self.summaries is not None and request.call == 1
@@ -171,38 +190,59 @@ class ContextOrchestrator:
             return ()
         return await self.summaries.ready(turns, job.request.scope)
 
-    def _begin(self, conversation: Conversation, request: Request) -> tuple[Job, Plan | None]:
+    def _begin(
+        self, conversation: Conversation, request: Request, started: float
+    ) -> tuple[Job, _Made | None]:
         """Make the request ready, and plan it at once where nothing has to go."""
         job = prepare(conversation, request, self._budget_for(request.model), counter_for(request.model))
         if job.must_choose:
             return job, None
         plan = finish(job, keep_all(job), Scoring(), {}, self._names()).verify()
-        return (job, plan) if self._is_affordable(job, plan) else (self._within_cost(job), None)
+        if not self._is_affordable(job, plan):
+            return self._within_cost(job), None
+        return job, self._made(job, plan, started)
 
-    def _plan(self, job: Job, scoring: Scoring, summaries: Sequence[Summary]) -> Plan:
+    def _plan(self, job: Job, scoring: Scoring, summaries: Sequence[Summary], started: float) -> _Made:
         """Plan within the bound on tokens, and within that on cost where the plan is dearer than it."""
         plan = self._planned(job, scoring, summaries)
         if not self._is_affordable(job, plan):
             plan = self._planned(self._within_cost(job), scoring, summaries)
-        return plan
+        return self._made(job, plan, started)
+
+    def _made(self, job: Job, plan: Plan, started: float) -> _Made:
+        """Remember what is sent and write the events; in the thread that planned, since a long plan is a long event."""
+        cached = self._note(job.request, plan)
+        elapsed_ms = (self.clock.seconds() - started) * 1000
+        return _Made(plan, cached, self._events(plan, job.request, elapsed_ms, cached))
 
     def _planned(self, job: Job, scoring: Scoring, summaries: Sequence[Summary]) -> Plan:
         weighted = weigh(job, scoring.scores)
+        breathe()
         draft = Draft(job.bound.tokens, job.overhead, job.counter)
-        layout = layout_of([m for m in weighted if m.is_instruction], turns_of(weighted))
+        instructions = [
+            message
+            for message, known in zip(weighted, traits_in(weighted), strict=True)
+            if known.is_instruction
+        ]
+        layout = layout_of(instructions, turns_of(weighted))
         refuse_duplicates(draft, layout)
         layout = replace(
             layout, instructions=tuple(m for m in layout.instructions if m.id not in draft.refused)
         )
+        breathe()
         place_anchors(draft, layout, job.directives)
         held = held_room(job, draft, summaries)
         draft.room -= held
         choice = self._choose(job, weighted, draft, held)
+        breathe()
         fill(draft, layout, choice)
+        breathe()
         draft.room += held
         if held:
             insert_summaries(draft, weighted, summaries, held, job.counter)
-        return finish(job, draft, scoring, choice.recency, self._names()).verify()
+        plan = finish(job, draft, scoring, choice.recency, self._names())
+        breathe()
+        return plan.verify()
 
     def _is_affordable(self, job: Job, plan: Plan) -> bool:
         """Say whether a prompt costs no more than the budget allows; also where no price is known."""
@@ -232,10 +272,11 @@ class ContextOrchestrator:
         return self.algorithm.name(), self.weighting.name()
 
     def _choose(self, job: Job, weighted: Sequence[Message], draft: Draft, held: int) -> SelectionResult:
+        places, refused = draft.places, draft.refused
         placed = [
-            m.counting(draft.places[m.id].tokens) if draft.has(m) else m
+            m.counting(places[m.id].tokens) if m.id in places else m
             for m in weighted
-            if m.id not in draft.refused or m.id in draft.places
+            if m.id not in refused or m.id in places
         ]
         if job.bound.tokens is None:
             return SelectionResult(frozenset(m.id for m in placed))
@@ -250,19 +291,21 @@ class ContextOrchestrator:
         )
         return self.algorithm.select(Conversation(tuple(placed)), budget, constraints, job.counter)
 
-    def _report(self, plan: Plan, request: Request, messages: int, elapsed_ms: float, cached: int) -> None:
-        if isinstance(self.sink, NoSink):
-            return
+    def _events(self, plan: Plan, request: Request, elapsed_ms: float, cached: int) -> list[RunEvent]:
+        """Write down what to report of a plan."""
+        if isinstance(self.sink, NoSink) or self.log_level == "WARNING":
+            return []
+        events = []
         if request.call == 1:
             start = StartBody(
-                messages=messages,
+                messages=len(plan.decisions),
                 algorithm=plan.algorithm,
                 weighting=plan.weighting,
                 max_tokens=self._budget_for(request.model).max_tokens,
                 context_window=request.context_window,
                 reply_reserve=plan.bound.reply_reserve,
             )
-            self._send(EventKind.START, request, start)
+            events.append(new_event(EventKind.START, request.run_id, start, **request.envelope()))
         full = self.log_level == "DEBUG"
         body = plan_body(
             plan, call=request.call, elapsed_ms=elapsed_ms, capture=self.capture, with_decisions=full
@@ -273,7 +316,7 @@ class ContextOrchestrator:
                 "estimated_cost_usd": prompt_cost(plan.tokens_after, request.price, cached),
             }
         )
-        self._send(EventKind.PLAN, request, body)
+        return [*events, new_event(EventKind.PLAN, request.run_id, body, **request.envelope())]
 
     def _note_helper(self, request: Request, usage: Usage, purpose: Purpose) -> None:
         """Report a call of a model that helped; what it took is no part of the answer's usage."""

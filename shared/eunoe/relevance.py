@@ -9,21 +9,27 @@ constants were read off chats with known evidence, half of which only confirmed 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TypeAlias
 
+from .breath import breathe
+from .conversation import Message
 from .cues import Cue, cues_asked, cues_told
 from .kinds import kin_of
 from .memo import Memo
+from .postings import Posting, postings_in
 from .terms import Terms, read_terms
 
 # BM25's usual constants fit documents; on chat messages these kept more of the evidence.
 _K1, _B = 0.9, 0.4
 
 # What a message takes over of the scores of the four before it, and of the four after it.
+Shares: TypeAlias = tuple[float, float, float, float]
 _FROM_BEFORE, _FROM_AFTER = (0.6, 0.35, 0.2, 0.12), (0.4, 0.25, 0.12, 0.06)
 
 # Terms a message needs to take over all of that: a short one holds little, unless it is the reply to a question.
@@ -39,7 +45,7 @@ _MOST_WITH_KIN = 40  # terms of a question; a longer one names the things themse
 _UNION_BONUS = 0.5  # more for a message that holds all the words of the question than for each of them alone
 _CUE_FACTOR = 1.3  # if the question asks for a time or a number and the message tells one
 
-_QUESTION_MARKS = frozenset("?？؟")
+_QUESTION_MARKS = "?？؟"
 _END = 200  # characters
 
 _SPEAKER = re.compile(r"\s*(?:\[[^\]\n]{4,60}\]\s*)?([^\W\d_][\w'’-]{1,24}):\s")
@@ -47,8 +53,6 @@ _HEADING = re.compile(r"\s*\[([^\]\n]{4,60})\]")
 _MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
            "november", "december")  # fmt: skip
 _MONTH = re.compile(r"\b(" + "|".join(_MONTHS) + r")\b(?:[ ,]+(?:\d{1,2}[ ,]+)?(\d{4}))?", re.IGNORECASE)
-
-Posting: TypeAlias = list[tuple[int, int]]  # numbers of the documents that hold a term, and how often
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +74,26 @@ def features_of(digest: str, text: str) -> Features:
     return _FEATURES.get(digest, lambda: _read(text))
 
 
+def all_features(messages: Sequence[Message]) -> list[Features]:
+    """Give the features of messages, each content read once."""
+    digests = [message.digest for message in messages]
+    return _FEATURES.get_all(digests, lambda i: _read(messages[i].text))
+
+
 def relevance(messages: Sequence[Features], question: str) -> list[float]:
     """Score each message against a question, from 0 to 1; the best has 1 unless nothing fits."""
     asked = read_terms(question)
-    own = _own_scores([message.terms for message in messages], asked)
-    scores = _scaled(with_lent(own, messages, _FROM_BEFORE, _FROM_AFTER))
+    lengths = [message.terms.length for message in messages]
+    kin = kin_of(asked.counts) if len(asked.counts) <= _MOST_WITH_KIN else frozenset[str]()
+    postings = postings_in([message.terms for message in messages], asked.counts.keys() | kin)
+    scores = _scaled(with_lent(_own_scores(lengths, postings, kin), messages, _FROM_BEFORE, _FROM_AFTER))
     stretches = _stretches(messages)
-    topics = _scaled(_stretch_scores(messages, stretches, asked)) if len(stretches) > 1 else []
-    for (start, end), topic in zip(stretches, topics, strict=False):
-        for i in range(start, end):
-            scores[i] += _STRETCH_SHARE * topic
+    if len(stretches) > 1:
+        named = {term: posting for term, posting in postings.items() if term in asked.counts}
+        topics = _scaled(_stretch_scores(lengths, named, stretches))
+        sizes = [end - start for start, end in stretches]
+        lent = chain.from_iterable(map(repeat, topics, sizes))
+        scores = [score + _STRETCH_SHARE * topic for score, topic in zip(scores, lent, strict=True)]
     _raise_speaker(scores, messages, asked)
     _raise_dates(scores, messages, question)
     _raise_telling(scores, messages, question)
@@ -88,80 +102,77 @@ def relevance(messages: Sequence[Features], question: str) -> list[float]:
 
 def bm25(documents: Sequence[Terms], query: Terms) -> list[float]:
     """Score documents by Okapi BM25 (Robertson and Zaragoza 2009), with an inverse frequency above 0."""
-    scores = [0.0] * len(documents)
-    for _, hits in _term_scores(documents, _rarest(_holders(documents, query.counts.keys()))):
-        for i, score in hits:
-            scores[i] += score
+    return _bm25_scores([d.length for d in documents], postings_in(list(documents), query.counts))
+
+
+def _bm25_scores(lengths: Sequence[int], postings: Mapping[str, Posting]) -> list[float]:
+    scores = [0.0] * len(lengths)
+    for _, places, gains in _term_scores(lengths, _rarest(postings)):
+        for i, gain in zip(places, gains, strict=True):
+            scores[i] += gain
     return scores
 
 
-def _own_scores(documents: Sequence[Terms], asked: Terms) -> list[float]:
+def _own_scores(lengths: Sequence[int], postings: Mapping[str, Posting], kin: frozenset[str]) -> list[float]:
     """Score documents by BM25, with a share of it for kin of the question's words; more if many words meet."""
-    kin = kin_of(asked.counts) if len(asked.counts) <= _MOST_WITH_KIN else frozenset[str]()
-    holders = _holders(documents, asked.counts.keys() | kin)
-    own = _rarest({term: found for term, found in holders.items() if term not in kin})
-    akin = [holders[term] for term in sorted(kin & holders.keys())]
-    scores, met, total = [0.0] * len(documents), [0.0] * len(documents), 0.0
-    for rarity, hits in _term_scores(documents, own):
+    own = _rarest({term: found for term, found in postings.items() if term not in kin})
+    akin = [postings[term] for term in sorted(kin & postings.keys())]
+    scores, met, total = [0.0] * len(lengths), [0.0] * len(lengths), 0.0
+    for rarity, places, gains in _term_scores(lengths, own):
         total += rarity
-        for i, score in hits:
-            scores[i] += score
+        for i, gain in zip(places, gains, strict=True):
+            scores[i] += gain
             met[i] += rarity
-    for _, hits in _term_scores(documents, akin):
-        for i, score in hits:
-            scores[i] += _KIN_SHARE * score
+    for _, places, gains in _term_scores(lengths, akin):
+        for i, gain in zip(places, gains, strict=True):
+            scores[i] += _KIN_SHARE * gain
     return [s * (1 + _UNION_BONUS * m / total) if m else s for s, m in zip(scores, met, strict=True)]
 
 
 def _term_scores(
-    documents: Sequence[Terms], postings: Sequence[Posting]
-) -> Iterator[tuple[float, list[tuple[int, float]]]]:
-    """Give for each term its rarity and what it adds to the score of each document that holds it."""
-    lengths = [document.length for document in documents]
+    lengths: Sequence[int], postings: Iterable[Posting]
+) -> Iterator[tuple[float, Sequence[int], list[float]]]:
+    """Give for each term its rarity, the documents that hold it, and what it adds to the score of each."""
     mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
     norms = [_K1 * (1 - _B + _B * length / mean) for length in lengths]
-    for posting in postings:
-        rarity = math.log(1 + (len(documents) - len(posting) + 0.5) / (len(posting) + 0.5))
-        yield rarity, [(i, rarity * count * (_K1 + 1) / (count + norms[i])) for i, count in posting]
+    once = [1 + norm for norm in norms]
+    for places, often in postings:
+        breathe()
+        rarity = math.log(1 + (len(lengths) - len(places) + 0.5) / (len(places) + 0.5))
+        # Of a term that occurs once, as most do, the formula is a quotient with the same dividend.
+        gains = list(map(operator.truediv, repeat(rarity * (_K1 + 1)), map(once.__getitem__, places)))
+        for k, count in often:
+            gains[k] = rarity * count * (_K1 + 1) / (count + norms[places[k]])
+        yield rarity, places, gains
 
 
-def _holders(documents: Sequence[Terms], wanted: Set[str]) -> dict[str, Posting]:
-    """Say for each wanted term which documents hold it how often."""
-    holders: dict[str, Posting] = {}
-    for i, document in enumerate(documents):
-        for term in wanted & document.counts.keys():  # at the speed of C, and mostly empty
-            holders.setdefault(term, []).append((i, document.counts[term]))
-    return holders
-
-
-def _rarest(holders: Mapping[str, Posting]) -> list[Posting]:
+def _rarest(postings: Mapping[str, Posting]) -> list[Posting]:
     """Give the postings of the rarest terms, the rarest first."""
-    return [holders[term] for term in sorted(holders, key=lambda t: (len(holders[t]), t))[:_MOST_TERMS]]
+    terms = sorted(postings, key=lambda term: (len(postings[term].places), term))
+    return [postings[term] for term in terms[:_MOST_TERMS]]
 
 
 def with_lent(
-    own: Sequence[float],
-    messages: Sequence[Features],
-    from_before: Sequence[float],
-    from_after: Sequence[float],
+    own: Sequence[float], messages: Sequence[Features], from_before: Shares, from_after: Shares
 ) -> list[float]:
     """Add to each score a share of its neighbors', as far as a message has room for it.
 
     `from_before` has the shares taken of the message before, the one before that and so on.
     """
-    lent = [0.0] * len(own)
-    for i, score in enumerate(own):
-        if score:
-            for distance, share in enumerate(from_before, start=1):
-                if i + distance < len(own):
-                    lent[i + distance] += share * score
-            for distance, share in enumerate(from_after, start=1):
-                if i >= distance:
-                    lent[i - distance] += share * score
-    for i, message in enumerate(messages):
-        if message.terms.length < _ROOM_FOR_LENT and not (i and messages[i - 1].asks):
-            lent[i] *= message.terms.length / _ROOM_FOR_LENT
-    return [a + b for a, b in zip(own, lent, strict=True)]
+    (b1, b2, b3, b4), (a1, a2, a3, a4) = from_before, from_after
+    edge = [0.0] * len(from_before)
+    wide = [*edge, *own, *edge]
+    around = zip(*(wide[i:] for i in range(len(from_before) + 1 + len(from_after))), strict=False)
+    lent = [
+        b4 * four + b3 * three + b2 * two + b1 * one + a1 * next1 + a2 * next2 + a3 * next3 + a4 * next4
+        for four, three, two, one, _, next1, next2, next3, next4 in around
+    ]
+    answers = [False, *[message.asks for message in messages]]
+    room = [message.terms.length / _ROOM_FOR_LENT for message in messages]
+    return [
+        score + (loan if share >= 1 or is_answer else loan * share)
+        for score, loan, share, is_answer in zip(own, lent, room, answers, strict=False)
+    ]
 
 
 def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
@@ -174,17 +185,19 @@ def _stretches(messages: Sequence[Features]) -> list[tuple[int, int]]:
 
 
 def _stretch_scores(
-    messages: Sequence[Features], stretches: Sequence[tuple[int, int]], asked: Terms
+    lengths: Sequence[int], postings: Mapping[str, Posting], stretches: Sequence[tuple[int, int]]
 ) -> list[float]:
-    wanted = asked.counts.keys()
-    joined = []
-    for start, end in stretches:
-        counts: Counter[str] = Counter()
-        for message in messages[start:end]:
-            for term in wanted & message.terms.counts.keys():
-                counts[term] += message.terms.counts[term]
-        joined.append(Terms(counts, sum(message.terms.length for message in messages[start:end])))
-    return bm25(joined, asked)
+    """Score each stretch as if it were one document."""
+    sizes = [end - start for start, end in stretches]
+    stretch_of = list(chain.from_iterable(map(repeat, range(len(sizes)), sizes)))
+    joined: dict[str, Posting] = {}
+    for term, (places, often) in postings.items():
+        breathe()
+        tally = Counter(map(stretch_of.__getitem__, places))
+        for k, count in often:
+            tally[stretch_of[places[k]]] += count - 1
+        joined[term] = Posting([*tally], [(k, n) for k, n in enumerate(tally.values()) if n > 1])
+    return _bm25_scores([sum(lengths[start:end]) for start, end in stretches], joined)
 
 
 def _raise_speaker(scores: list[float], messages: Sequence[Features], asked: Terms) -> None:
@@ -230,10 +243,11 @@ def _read(text: str) -> Features:
     date = _MONTH.search(heading[1]) if heading else None
     terms = read_terms(text)
     body = text[heading.end() :] if heading and date else text
+    end = text[-_END:]
     return Features(
         terms,
         speaker[1] if speaker else "",
         (date[1].lower(), date[2] or "") if date else ("", ""),
         cues_told(body, terms if body is text else read_terms(body)),
-        not _QUESTION_MARKS.isdisjoint(text[-_END:]),
+        any(mark in end for mark in _QUESTION_MARKS),
     )

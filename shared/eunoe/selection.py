@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections.abc import Container, Mapping, Sequence
+from itertools import repeat
 
-from .algorithms.greedy import forms_of, turn_weight
+from .algorithms.greedy import by_weight, forms_of
 from .algorithms.prefix import PREFIX_CACHE
 from .anchors import Layout
-from .bonds import Repair, Turn
-from .compress import LEAST_TOKENS, is_lean
-from .conversation import Message
-from .draft import Draft
+from .bonds import Repair, Turn, messages_in
+from .compress import LEAST_TOKENS, are_lean
+from .conversation import Message, RawMessage, with_column
+from .draft import Draft, Place
 from .flags import flags_help
 from .job import Job
-from .plan import UNYIELDING, Decision, Fate, Plan, Reason
+from .plan import NO_SCORES, UNYIELDING, Decision, Fate, Plan, Reason, decision_of
 from .ports import SelectionResult
 from .scoring import Scoring
 
 
 def weigh(job: Job, scores: Mapping[str, float]) -> tuple[Message, ...]:
     """Give each message its weight: base times relevance. Recency comes with the choice."""
-    return tuple(m.weighing(m.base_weight * scores.get(m.id, 1.0)) for m in job.kept)
+    return with_column(job.kept, "weight", [m.base_weight * scores.get(m.id, 1.0) for m in job.kept])
 
 
 def keep_all(job: Job) -> Draft:
@@ -42,16 +43,24 @@ def refuse_duplicates(draft: Draft, layout: Layout) -> None:
 
 def fill(draft: Draft, layout: Layout, choice: SelectionResult) -> None:
     """Give the chosen turns their places, the heaviest first, and name the reason for all others."""
-    turns = sorted(
-        layout.earlier, key=lambda t: (turn_weight(t, choice.recency), t.messages[0].position), reverse=True
-    )
+    for turn in by_weight(_turns_with(choice.keep, layout.earlier), choice.recency):
+        place_turn(draft, turn, choice)
+    if draft.room >= LEAST_TOKENS:
+        for turn in by_weight(_fatty(draft, layout.earlier), choice.recency):
+            if draft.room >= LEAST_TOKENS:
+                draft.claim_lean(forms_of(turn)[-1], Reason.PAIR)
+    _refuse_rest(draft, layout.earlier)
+
+
+def _turns_with(names: Container[str], turns: Sequence[Turn]) -> list[Turn]:
+    """Find the turns that hold at least one of the named messages."""
+    found = []
     for turn in turns:
-        if any(message.id in choice.keep for message in turn.messages):
-            place_turn(draft, turn, choice)
-    for turn in turns:
-        if draft.room >= LEAST_TOKENS:
-            _place_lean(draft, turn)
-        _refuse_rest(draft, turn)
+        for message in turn.messages:  # written out, since hardly a turn does
+            if message.id in names:
+                found.append(turn)
+                break
+    return found
 
 
 def place_turn(draft: Draft, turn: Turn, choice: SelectionResult) -> None:
@@ -68,22 +77,28 @@ def place_turn(draft: Draft, turn: Turn, choice: SelectionResult) -> None:
             draft.claim(block.messages, Reason.WEIGHT)
 
 
-def _place_lean(draft: Draft, turn: Turn) -> None:
-    """Keep a turn that did not fit whole without its thinking and raw data, if that fits."""
-    ends = forms_of(turn)[-1]
-    if any(draft.has(m) or m.id in draft.refused for m in ends) or all(
-        is_lean(m.digest, m.raw) for m in ends
-    ):
-        return
-    draft.claim_lean(ends, Reason.PAIR)
+def _fatty(draft: Draft, turns: Sequence[Turn]) -> list[Turn]:
+    """Find the turns that got no place but may fit without their thinking and raw data."""
+    messages = messages_in(turns)
+    leanness = are_lean(messages)
+    if all(leanness):
+        return []
+    fat = {message.id for message, lean in zip(messages, leanness, strict=True) if not lean}
+    return [
+        turn
+        for turn in _turns_with(fat, turns)
+        if not all(m.id not in fat for m in forms_of(turn)[-1])
+        and not any(draft.has(m) or m.id in draft.refused for m in forms_of(turn)[-1])
+    ]
 
 
-def _refuse_rest(draft: Draft, turn: Turn) -> None:
+def _refuse_rest(draft: Draft, turns: Sequence[Turn]) -> None:
     """Name the reason for what got no place: the rest of a kept turn, or a turn the others outweigh."""
-    if any(draft.has(message) for message in turn.messages):
+    for turn in _turns_with(draft.places, turns):
         draft.refuse(turn.messages, Reason.STEPS)
-    draft.refuse([message for message in turn.messages if message.pinned], Reason.NO_ROOM)
-    draft.refuse(turn.messages, Reason.LOW_WEIGHT)
+    messages = messages_in(turns)
+    draft.refuse([message for message in messages if message.pinned], Reason.NO_ROOM)
+    draft.refuse(messages, Reason.LOW_WEIGHT)
 
 
 def finish(
@@ -94,11 +109,9 @@ def finish(
     names: tuple[str, str],
 ) -> Plan:
     """Write the plan down, one decision for each message; `names` are those of algorithm and weighting."""
-    repairs = {r.message.id: r for r in job.repairs}
-    weight = {m.id: _weight_parts(m, scoring.scores, recency) for m in job.conversation.messages}
-    decisions = [_decision(m, draft, repairs.get(m.id), weight[m.id]) for m in job.conversation.messages]
+    decisions = _decisions(job, draft, scoring.scores, recency)
     if scoring.parts:
-        decisions = [replace(d, scores=scoring.parts_of(d.message.id)) for d in decisions]
+        decisions = [d._replace(scores=scoring.parts_of(d.message.id)) for d in decisions]
     return Plan(
         conversation=job.conversation,
         decisions=tuple(decisions),
@@ -114,34 +127,74 @@ def finish(
     )
 
 
-def _weight_parts(
-    message: Message, scores: Mapping[str, float], recency: Mapping[str, float]
-) -> dict[str, float]:
-    parts = {"base": message.base_weight}
-    if message.id in scores:
-        parts["relevance"] = scores[message.id]
-    if message.id in recency:
-        parts["recency"] = recency[message.id]
-    return parts
+def _decisions(
+    job: Job, draft: Draft, scores: Mapping[str, float], recency: Mapping[str, float]
+) -> list[Decision]:
+    messages = job.conversation.messages
+    names = [message.id for message in messages]
+    refused = map(draft.refused.get, names, repeat(Reason.NO_ROOM))
+    columns = zip(
+        messages,
+        repeat(Fate.DROPPED),  # what most of a long chat becomes; the others are put in below
+        refused,
+        [message.token_count for message in messages],
+        repeat(0),
+        repeat(None),
+        *_weights(messages, names, scores, recency),
+        repeat(NO_SCORES),
+        strict=False,
+    )
+    decisions = list(map(decision_of, columns))
+    repairs = {r.message.id: r for r in job.repairs}
+    place_of = dict(zip(names, range(len(names)), strict=True))
+    for name in draft.places.keys() | draft.summarized | repairs.keys():
+        place = draft.places.get(name)
+        outcome = _gone(name, draft, repairs) if place is None else _placed(place, repairs.get(name))
+        fate, reason, tokens, sent = outcome
+        i = place_of[name]
+        decisions[i] = decisions[i]._replace(fate=fate, reason=reason, tokens_after=tokens, sent=sent)
+    return decisions
 
 
-def _decision(message: Message, draft: Draft, fault: Repair | None, parts: Mapping[str, float]) -> Decision:
-    weight = 1.0
-    for part in parts.values():
-        weight *= part
-    place = draft.places.get(message.id)
-    if place is None and message.id in draft.summarized:
-        return Decision(
-            message, Fate.SUMMARIZED, Reason.IN_SUMMARY, message.token_count, 0, None, weight, parts
-        )
-    if place is None:
-        reason = Reason(fault.reason) if fault else draft.refused.get(message.id, Reason.NO_ROOM)
-        return Decision(message, Fate.DROPPED, reason, message.token_count, 0, None, weight, parts)
-    fate, reason = place.fate, place.reason
-    if fault is not None:
-        fate = Fate.COMPRESSED
-        reason = reason if reason in UNYIELDING else Reason(fault.reason)
-    return Decision(message, fate, reason, message.token_count, place.tokens, place.sent, weight, parts)
+def _weights(
+    messages: Sequence[Message],
+    names: Sequence[str],
+    scores: Mapping[str, float],
+    recency: Mapping[str, float],
+) -> tuple[list[float], list[dict[str, float]]]:
+    """Give the weight of each message, and the parts it is the product of."""
+    bases = [message.base_weight for message in messages]
+    wanted = set(names)
+    if not (wanted <= scores.keys() and wanted <= recency.keys()):
+        found = zip(bases, map(scores.get, names), map(recency.get, names), strict=True)
+        parts = [_known_parts(*known) for known in found]
+        return [math.prod(part.values()) for part in parts], parts
+    known = list(zip(bases, map(scores.__getitem__, names), map(recency.__getitem__, names), strict=True))
+    return [b * r * n for b, r, n in known], [{"base": b, "relevance": r, "recency": n} for b, r, n in known]
+
+
+def _known_parts(base: float, relevance: float | None, recency: float | None) -> dict[str, float]:
+    parts = {"base": base, "relevance": relevance, "recency": recency}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _gone(
+    name: str, draft: Draft, repairs: Mapping[str, Repair]
+) -> tuple[Fate, Reason, int, RawMessage | None]:
+    """Say what became of a message that got no place."""
+    if name in draft.summarized:
+        return Fate.SUMMARIZED, Reason.IN_SUMMARY, 0, None
+    if name in repairs:
+        return Fate.DROPPED, Reason(repairs[name].reason), 0, None
+    return Fate.DROPPED, draft.refused.get(name, Reason.NO_ROOM), 0, None
+
+
+def _placed(place: Place, fault: Repair | None) -> tuple[Fate, Reason, int, RawMessage | None]:
+    """Say what became of a message that got a place, repaired or not."""
+    if fault is None:
+        return place.fate, place.reason, place.tokens, place.sent
+    reason = place.reason if place.reason in UNYIELDING else Reason(fault.reason)
+    return Fate.COMPRESSED, reason, place.tokens, place.sent
 
 
 def _notices(job: Job, draft: Draft, algorithm: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from .conversation import Conversation, digest_of
+from .conversation import Conversation, all_traits
 from .plan import Plan
 from .ports import Clock, SystemClock
 
@@ -87,13 +87,13 @@ def _chat_key(scope: str, model: str, conversation: Conversation) -> str:
 
 
 def _prompt_of(plan: Plan, at: float) -> SentPrompt:
-    ids = tuple(decision.message.id for decision in plan.decisions if decision.sent is not None)
+    ids = tuple(decision.message.id for decision in plan.kept)
     sizes = accumulate(plan.sent_tokens, initial=plan.overhead_tokens)
     return SentPrompt(ids, _sent_digests(plan), tuple(sizes)[1:], at)
 
 
 def _sent_digests(plan: Plan) -> tuple[str, ...]:
-    return tuple(digest_of(raw) for raw in plan.messages)
+    return tuple(known.digest for known in all_traits(plan.messages))
 
 
 def _common_tokens(prompt: SentPrompt, digests: Sequence[str]) -> int:

@@ -24,9 +24,9 @@ class Sent:
     @classmethod
     def of(cls, plan: Plan) -> Sent:
         """Take the figures from a plan."""
-        given = [d for d in plan.decisions if not d.message.is_instruction]
-        kept = sum(decision.sent is not None for decision in given)
-        return cls(kept, len(given), plan.tokens_after, plan.bound.tokens, plan.over_limit, plan.notices)
+        given = len(plan.decisions) - sum([d.message.traits.is_instruction for d in plan.decisions])
+        kept = sum(not decision.message.is_instruction for decision in plan.kept)
+        return cls(kept, given, plan.tokens_after, plan.bound.tokens, plan.over_limit, plan.notices)
 
     def as_plain(self) -> dict[str, Any]:
         """Write as a plain dictionary, for a host that carries it from hook to hook."""

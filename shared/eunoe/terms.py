@@ -6,7 +6,7 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # A long log says what it is about at its ends; reading all of it would cost more than it tells.
@@ -16,6 +16,8 @@ _TOKEN = re.compile(
     r"[a-z0-9\u00c0-\u024f\u0370-\u0dff\u10a0-\u177f\u1800-\u1fff]+"
     r"|[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
 )
+# The same for ASCII alone: lower case, and all else as spaces.
+_WORDS = bytes(c if c < 128 and chr(c).isalnum() else 32 for c in bytes(range(256)).lower())
 # Thai, Lao, Tibetan, Burmese and Khmer; kana, Han and Hangul.
 _WITHOUT_SPACES = re.compile(
     r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]"
@@ -67,24 +69,30 @@ def read_terms(text: str) -> Terms:
     """Cut a text into stemmed terms without stop words; scripts without spaces give pairs of characters."""
     if len(text) > _READ_FROM_START + _READ_FROM_END:
         text = f"{text[:_READ_FROM_START]} {text[-_READ_FROM_END:]}"
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
-    tokens = _TOKEN.findall(text.lower())
     if text.isascii():
-        counts = Counter(map(term_of, tokens))
-    else:
-        counts = Counter(term for token in tokens for term in _terms_in(token))
+        return _counted(text.encode().translate(_WORDS).decode().split())
+    text = unicodedata.normalize("NFC", text)  # macOS writes accents as signs of their own
+    tokens = _TOKEN.findall(text.lower())
+    if not _WITHOUT_SPACES.search(text):
+        return _counted(tokens)
+    counts = Counter(term for token in tokens for term in _terms_in(token))
     counts.pop("", None)
-    return Terms(counts, counts.total())
+    return Terms(dict(counts), counts.total())
+
+
+def _counted(words: Sequence[str]) -> Terms:
+    """Count words that are written with spaces between them."""
+    counts = dict(Counter(map(_TERMS_OF.__getitem__, words)))
+    stops = counts.pop("", 0)
+    return Terms(counts, len(words) - stops)
 
 
 def _terms_in(token: str) -> list[str]:
     if token[0] >= "\u0e00" and _WITHOUT_SPACES.match(token):
         return [token[i : i + 2] for i in range(max(1, len(token) - 1))]
-    return [term_of(token)]
+    return [_TERMS_OF[token]]
 
 
-@functools.lru_cache(maxsize=50_000)  # a chat has few words and says them often
 def term_of(token: str) -> str:
     """Give the term a word counts as: its stem, or nothing for a stop word."""
     return "" if token in _STOP else stem(_regular().get(token, token))
@@ -97,14 +105,28 @@ def _regular() -> Mapping[str, str]:
     return {form: plain for plain, *forms in groups for form in forms}
 
 
+class _KnownTerms(dict[str, str]):
+    """The terms of the words met so far: a chat has few words and says them often."""
+
+    def __missing__(self, word: str) -> str:
+        if len(self) >= _MOST_WORDS:
+            self.clear()
+        term = self[word] = term_of(word)
+        return term
+
+
+_MOST_WORDS = 50_000
+_TERMS_OF = _KnownTerms()
+
+
 def stem(word: str) -> str:
     """Fold the endings of a word, so that `moved`, `moving` and `moves` are one term."""
     if len(word) < 4 or not word.isascii() or word.isdigit():
         return word
-    for ending in _STEM_ENDINGS:
+    for ending in _STEM_ENDINGS if word.endswith(_STEM_ENDINGS) else ():
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             return _undoubled(word[: -len(ending)])
-    for ending in _SHORT_ENDINGS:
+    for ending in _SHORT_ENDINGS if word.endswith(_SHORT_ENDINGS) else ():
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith(_KEPT_ENDINGS):
             return _undoubled(word[: -len(ending)])
     return word

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .conversation import RawMessage, part_text
+from .conversation import RawMessage, Traits, part_text
 from .estimate import estimated_tokens
 from .memo import Memo
 
@@ -140,12 +140,22 @@ def _is_cached(file_name: str, sha256: str) -> bool:
 
 
 # What was counted before, by counter and content; a count takes longer than a look-up.
-_COUNTS: Memo[int] = Memo(50_000)
+_COUNTS: Memo[Memo[int]] = Memo(4)
+
+
+def _counts_by(counter: TokenCounter) -> Memo[int]:
+    return _COUNTS.get(counter.name, lambda: Memo(50_000))
 
 
 def message_tokens(counter: TokenCounter, digest: str, raw: RawMessage) -> int:
     """Count a message, once for each content and counter."""
-    return _COUNTS.get(f"{counter.name} {digest}", lambda: counter.count_message(raw))
+    return _counts_by(counter).get(digest, lambda: counter.count_message(raw))
+
+
+def messages_tokens(counter: TokenCounter, traits: Sequence[Traits], raws: Sequence[RawMessage]) -> list[int]:
+    """Count messages, each content once for each counter."""
+    digests = [known.digest for known in traits]
+    return _counts_by(counter).get_all(digests, lambda i: counter.count_message(raws[i]))
 
 
 def spaced_json(value: Any) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
-from ..bonds import Turn, turns_of
+from ..bonds import Turn, messages_in, turns_of
+from ..breath import breathe
 from ..budget import Budget, bound_of
 from ..conversation import Conversation, Message
 from ..ports import ConstraintSet, SelectionResult
@@ -29,9 +33,16 @@ class GreedyByWeightAlgorithm:
         return "greedy_by_weight"
 
 
-def turn_weight(turn: Turn, recency: Mapping[str, float]) -> float:
-    """Give a turn the weight of its heaviest message, raised by recency."""
-    return max(message.weight * recency.get(message.id, 1.0) for message in turn.messages)
+def by_weight(turns: Iterable[Turn], recency: Mapping[str, float]) -> list[Turn]:
+    """Sort turns by their heaviest message, raised by recency, the heaviest first; of two alike the newer."""
+    turns = list(turns)
+    weights = iter([message.weight * recency.get(message.id, 1.0) for message in messages_in(turns)])
+    weighed = [(max(islice(weights, len(turn.messages))), turn.messages[0].position, turn) for turn in turns]
+    weighed.sort(key=_WEIGHT_AND_POSITION, reverse=True)
+    return [turn for _, _, turn in weighed]
+
+
+_WEIGHT_AND_POSITION = operator.itemgetter(0, 1)
 
 
 def fill_by_weight(
@@ -39,24 +50,33 @@ def fill_by_weight(
 ) -> frozenset[str]:
     """Fill the budget with turns, the heaviest first; of two alike the newer."""
     kept = set(constraints.keep)
-    spent = sum(m.token_count for m in conversation.messages if m.id in kept)
     limit = bound_of(budget).tokens
-    room = None if limit is None else limit - spent
-    turns = turns_of(conversation.messages)
-    for turn in sorted(turns, key=lambda t: (turn_weight(t, recency), t.messages[0].position), reverse=True):
+    costs = {message.id: message.token_count for message in conversation.messages}
+    room = math.inf if limit is None else limit - sum([costs[name] for name in kept if name in costs])
+    costs |= dict.fromkeys(kept, 0)
+    least = min(filter(None, costs.values()), default=0)
+    turns = by_weight(turns_of(conversation.messages), recency)
+    breathe()
+    # No message is in two turns, so what a whole turn costs is known beforehand.
+    in_order = iter([costs[message.id] for message in messages_in(turns)])
+    for turn in turns:
+        if room < least:  # nothing fits any more
+            break
+        whole = sum(islice(in_order, len(turn.messages)))
         for part in forms_of(turn):
-            new = [m for m in part if m.id not in kept]
-            if any(m.id in constraints.never for m in new):
+            cost = whole if part is turn.messages else sum(costs[message.id] for message in part)
+            if cost > room:
                 continue
-            cost = sum(m.token_count for m in new)
-            if room is None or cost <= room:
-                kept |= {m.id for m in new}
-                room = None if room is None else room - cost
+            new = [message.id for message in part if message.id not in kept]
+            if constraints.never.isdisjoint(new):
+                kept.update(new)
+                room -= cost
                 break
     return frozenset(kept)
 
 
 def forms_of(turn: Turn) -> tuple[tuple[Message, ...], ...]:
     """Give the forms a turn may be kept in: whole, then its question and answer alone."""
-    ends = tuple(message for message in (turn.opener, turn.answer) if message is not None)
-    return (turn.messages, ends) if ends and len(ends) < len(turn.messages) else (turn.messages,)
+    messages, opener, answer = turn
+    ends = (opener is not None) + (answer is not None)
+    return (messages,) if ends in {0, len(messages)} else (messages, turn.ends)

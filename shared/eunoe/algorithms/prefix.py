@@ -60,10 +60,11 @@ def _appended(conversation: Conversation, constraints: ConstraintSet, limit: int
     sent = [m.position for m in conversation.messages if m.id in constraints.sent and not m.is_instruction]
     if not sent:
         return frozenset()
+    newest = max(sent)
     kept = [
         m
         for m in conversation.messages
         if m.id not in constraints.never
-        and (m.id in constraints.sent or m.id in constraints.keep or m.position > max(sent))
+        and (m.id in constraints.sent or m.id in constraints.keep or m.position > newest)
     ]
     return frozenset(m.id for m in kept) if sum(m.token_count for m in kept) <= limit else frozenset()

@@ -24,7 +24,8 @@ class RecencyBiasedAlgorithm:
     ) -> SelectionResult:
         """Choose by weight and recency."""
         last = max(1, len(conversation.messages) - 1)
-        recency = {m.id: 1 + self._factor * i / last for i, m in enumerate(conversation.messages)}
+        names = [message.id for message in conversation.messages]
+        recency = dict(zip(names, [1 + self._factor * i / last for i in range(len(names))], strict=True))
         return SelectionResult(fill_by_weight(conversation, budget, constraints, recency), recency)
 
     def name(self) -> str:

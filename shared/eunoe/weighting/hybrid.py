@@ -12,7 +12,7 @@ from ..relevance import relevance
 from .embedding import embedder_for, nearness_of
 from .keyword import scores_of
 from .similarity import MOST_IN_TURN, Similarity
-from .smart import LEAST, SHARPNESS, SmartWeightingStrategy
+from .smart import LEAST, SHARPNESS, SmartWeightingStrategy, paired
 
 # What meaning counts beside words. Fused ranks kept as much of the evidence in long chats, but in a chat of a
 # dozen messages ranks are all alike, however far apart what they rank is.
@@ -88,21 +88,6 @@ class HybridWeightingStrategy:
     def name(self) -> str:
         """Name the strategy."""
         return "hybrid"
-
-
-def paired(
-    messages: Sequence[Message], own: Mapping[str, float], coherence: float, penalty: float
-) -> dict[str, float]:
-    """Give answers at least `coherence` of their question's score, and tool messages `penalty` of theirs."""
-    scores, asked = {}, 0.0
-    for message in messages:
-        score = own[message.id]
-        if message.role == "user":
-            asked = score
-        elif not message.is_instruction:
-            score = max(score, coherence * asked)
-        scores[message.id] = score * penalty if message.is_result or message.calls_tools else score
-    return scores
 
 
 def _by_words(messages: Sequence[Message], query: str, question: Message | None) -> dict[str, float]:

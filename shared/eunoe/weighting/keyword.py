@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..conversation import Conversation, Message
-from ..relevance import Features, bm25, features_of
+from ..relevance import Features, all_features, bm25
 from ..terms import read_terms
 
 FLOOR = 0.05  # what shares no word still weighs something, so that recency can tell such messages apart
@@ -51,11 +51,12 @@ def scores_of(
 ) -> dict[str, float]:
     """Score all but the question, which as a document would dwarf the others, and scale from `floor` to 1."""
     others = [message for message in messages if question is None or message.id != question.id]
-    raw = score([features_of(message.digest, message.text) for message in others])
+    raw = score(all_features(others))
     best = max(raw, default=0.0)
-    scores = {
-        m.id: floor + (1 - floor) * s / best if best else floor for m, s in zip(others, raw, strict=True)
-    }
+    if not best:
+        scores = dict.fromkeys([message.id for message in others], floor)
+    else:
+        scores = {m.id: floor + (1 - floor) * s / best for m, s in zip(others, raw, strict=True)}
     if question is not None:
         scores[question.id] = 1.0
     return scores

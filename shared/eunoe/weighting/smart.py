@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..conversation import Conversation, Message
+from ..conversation import Conversation, Message, traits_in
 from ..relevance import Features, relevance
 from .keyword import scores_of
 
@@ -36,19 +36,12 @@ class SmartWeightingStrategy:
         overrides = context or {}
         penalty = float(overrides.get("tool_penalty", self._tool_penalty))
         coherence = float(overrides.get("pair_coherence", self._pair_coherence))
-        fitting = await asyncio.to_thread(
-            scores_of, messages, conversation.question, self._floor, sharpened(query)
-        )
-        scores, asked = {}, 0.0
-        for message in messages:
-            own = fitting[message.id]
-            if message.role == "user":
-                asked = own
-            elif not message.is_instruction:
-                own = max(own, coherence * asked)
-            is_tool = message.is_result or message.calls_tools
-            scores[message.id] = own * penalty if is_tool else own
-        return scores
+
+        def weighed() -> dict[str, float]:
+            own = scores_of(messages, conversation.question, self._floor, sharpened(query))
+            return paired(messages, own, coherence, penalty)
+
+        return await asyncio.to_thread(weighed)
 
     def name(self) -> str:
         """Name the strategy."""
@@ -58,3 +51,18 @@ class SmartWeightingStrategy:
 def sharpened(query: str) -> Callable[[Sequence[Features]], list[float]]:
     """Score by a power of relevance, so that recency, which comes on top, decides between what fits alike only."""
     return lambda features: [score**SHARPNESS for score in relevance(features, query)]
+
+
+def paired(
+    messages: Sequence[Message], own: Mapping[str, float], coherence: float, penalty: float
+) -> dict[str, float]:
+    """Give answers at least `coherence` of their question's score, and tool messages `penalty` of theirs."""
+    names = [message.id for message in messages]
+    scores, asked = [], 0.0
+    for known, score in zip(traits_in(messages), map(own.__getitem__, names), strict=True):
+        if known.role == "user":
+            asked = coherence * score
+        elif asked > score and not known.is_instruction:
+            score = asked  # noqa: PLW2901
+        scores.append(score * penalty if known.is_result or known.calls_tools else score)
+    return dict(zip(names, scores, strict=True))
