@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 83 files; the SHA-256 digest of their text is
-# 7bfebfebb4623029efb53281f577689bb35024f16daa37be0e67775daa6947bf.
+# ee2e2e0f7275ab7d5484d7d1b5f8f6cdac7c1a41e54674cc6502479bcfbee056.
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ except ImportError:
 
 # ──── eunoe/breath.py ───────────────────────────────────────────────────────────────────────────────────────
 
-SHARE_SECONDS = 0.003  # a thread works so long before it lets others run
+SHARE_SECONDS = 0.002  # a thread works so long before it lets others run
 IDLE_SECONDS = 0.1  # who has not been here for longer has only begun
 _LEAST_SLEEP = 1e-6  # a sleep of 0 gives the lock up but takes it again before others wake
 

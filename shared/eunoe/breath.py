@@ -1,4 +1,4 @@
-"""Letting others run: long work in a thread gives the interpreter lock up every three milliseconds.
+"""Letting others run: long work in a thread gives the interpreter lock up every other millisecond.
 
 Python itself takes the lock from a thread after five milliseconds only, and so long every chat of a server
 would wait for one long chat.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 
-SHARE_SECONDS = 0.003  # a thread works so long before it lets others run
+SHARE_SECONDS = 0.002  # a thread works so long before it lets others run
 IDLE_SECONDS = 0.1  # who has not been here for longer has only begun
 _LEAST_SLEEP = 1e-6  # a sleep of 0 gives the lock up but takes it again before others wake
 
