@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 83 files; the SHA-256 digest of their text is
-# ee2e2e0f7275ab7d5484d7d1b5f8f6cdac7c1a41e54674cc6502479bcfbee056.
+# d16f57825f260abcdff805f435f67a49f9ce3bd93458e7d7c2ba016fb61e3d5d.
 
 from __future__ import annotations
 
@@ -10405,11 +10405,12 @@ class OrchestratorResult:
 
 
 class _Made(NamedTuple):
-    """A plan, how much of it a provider is likely to have in its cache, and what to report of it."""
+    """A plan, how much of it a provider is likely to have in its cache, what to report and what to summarize of it."""
 
     plan: Plan
     cached: int
     events: list[RunEvent]
+    recap: Recap | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -10471,19 +10472,18 @@ class ContextOrchestrator:
         if made is None:
             scoring, summaries = await asyncio.gather(score_job(self.weighting, job), self._ready(job))
             made = await asyncio.to_thread(self._plan, job, scoring, summaries, started)
-        plan, cached, events = made
+        plan, cached, events, recap = made
         for event in events:
             self.sink.send(event)
         for usage in scoring.usages:
             self._note_helper(request, usage, Purpose.LABELS)
-        wants_recap = self.summaries is not None and request.call == 1
         return OrchestratorResult(
             Conversation.from_openai_messages(plan.messages),
             plan,
             request.run_id,
             plan.tokens_after,
             prompt_cost(plan.tokens_after, request.price, cached),
-            recap_of(job, plan) if wants_recap else None,
+            recap,
             scoring.usages,
         )
 
@@ -10554,8 +10554,10 @@ class ContextOrchestrator:
     def _made(self, job: Job, plan: Plan, started: float) -> _Made:
         """Remember what is sent and write the events; in the thread that planned, since a long plan is a long event."""
         cached = self._note(job.request, plan)
+        wants_recap = self.summaries is not None and job.request.call == 1
+        recap = recap_of(job, plan) if wants_recap else None
         elapsed_ms = (self.clock.seconds() - started) * 1000
-        return _Made(plan, cached, self._events(plan, job.request, elapsed_ms, cached))
+        return _Made(plan, cached, self._events(plan, job.request, elapsed_ms, cached), recap)
 
     def _planned(self, job: Job, scoring: Scoring, summaries: Sequence[Summary]) -> Plan:
         weighted = weigh(job, scoring.scores)
@@ -11349,9 +11351,9 @@ _SECTIONS = (
     (10070, "eunoe/summarizers/conversation.py", 32),
     (10263, "eunoe/summarizers/units.py", 30),
     (10394, "eunoe/orchestrator.py", 52),
-    (10676, "eunoe/summarizers/segment.py", 9),
-    (10707, "eunoe/summarizers/turn.py", 9),
-    (10734, "eunoe/assembly.py", 35),
-    (10899, "eunoe/prices.py", 14),
-    (10938, "eunoe_hosts/open_webui.py", 66),
+    (10678, "eunoe/summarizers/segment.py", 9),
+    (10709, "eunoe/summarizers/turn.py", 9),
+    (10736, "eunoe/assembly.py", 35),
+    (10901, "eunoe/prices.py", 14),
+    (10940, "eunoe_hosts/open_webui.py", 66),
 )

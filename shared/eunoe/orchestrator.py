@@ -63,11 +63,12 @@ class OrchestratorResult:
 
 
 class _Made(NamedTuple):
-    """A plan, how much of it a provider is likely to have in its cache, and what to report of it."""
+    """A plan, how much of it a provider is likely to have in its cache, what to report and what to summarize of it."""
 
     plan: Plan
     cached: int
     events: list[RunEvent]
+    recap: Recap | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +130,18 @@ class ContextOrchestrator:
         if made is None:
             scoring, summaries = await asyncio.gather(score_job(self.weighting, job), self._ready(job))
             made = await asyncio.to_thread(self._plan, job, scoring, summaries, started)
-        plan, cached, events = made
+        plan, cached, events, recap = made
         for event in events:
             self.sink.send(event)
         for usage in scoring.usages:
             self._note_helper(request, usage, Purpose.LABELS)
-        wants_recap = self.summaries is not None and request.call == 1
         return OrchestratorResult(
             Conversation.from_openai_messages(plan.messages),
             plan,
             request.run_id,
             plan.tokens_after,
             prompt_cost(plan.tokens_after, request.price, cached),
-            recap_of(job, plan) if wants_recap else None,
+            recap,
             scoring.usages,
         )
 
@@ -212,8 +212,10 @@ class ContextOrchestrator:
     def _made(self, job: Job, plan: Plan, started: float) -> _Made:
         """Remember what is sent and write the events; in the thread that planned, since a long plan is a long event."""
         cached = self._note(job.request, plan)
+        wants_recap = self.summaries is not None and job.request.call == 1
+        recap = recap_of(job, plan) if wants_recap else None
         elapsed_ms = (self.clock.seconds() - started) * 1000
-        return _Made(plan, cached, self._events(plan, job.request, elapsed_ms, cached))
+        return _Made(plan, cached, self._events(plan, job.request, elapsed_ms, cached), recap)
 
     def _planned(self, job: Job, scoring: Scoring, summaries: Sequence[Summary]) -> Plan:
         weighted = weigh(job, scoring.scores)
