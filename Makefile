@@ -15,7 +15,7 @@ run: environment  ## start the observer and a real Open WebUI with the filter in
 	@$(PY) filter/run.py $(ARGS)
 
 test:  ## make the environments, then run lint, types and all tests under both Python versions
-	@$(PYTHON) filter/environments.py debian dev open-webui llama tokenizers
+	@$(PYTHON) filter/environments.py debian dev open-webui llama embedding tokenizers
 	@$(MAKE) --no-print-directory lint types
 	$(PY) -m pytest
 	@other=$$($(PYTHON) filter/environments.py other) || exit 1; \
@@ -42,7 +42,7 @@ reference: environment  ## write docs/valves.md, docs/events.md and the README's
 vendor: environment  ## fetch the observer's browser libraries again, in the versions it names
 	$(PY) observer/vendor.py
 
-bench: environment  ## measure the time that the filter takes per turn
+bench: environment  ## measure the time that the filter takes per turn (ARGS="--help" for more)
 	$(PY) filter/bench.py $(ARGS)
 
 screenshots: environment  ## take docs/run-page.png from a real run (ARGS="--help" for options)

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import environments
+from processes import Server, free_port, stop
 
 SOURCE = Path(__file__).resolve().with_name("eunoe_filter.py")
 SIZES = (10, 100, 1000)
@@ -75,11 +82,40 @@ async def measure(size: int, rounds: int) -> tuple[float, float, int]:
     return statistics.median(cold), statistics.median(warm), sent
 
 
+def with_embeddings(program: Path, options: Sequence[str]) -> int:
+    """Run a program that measures a filter, weighing `hybrid` with a real model; answers its exit status."""
+    python = environments.embedding() / "bin" / "python"
+    port = free_port()
+    command = [str(python), str(SOURCE.with_name("embedder.py")), "--port", str(port)]
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server.start("The embedding model", command, Path(folder) / "embedder.log", os.environ)
+        try:
+            server.wait(f"http://127.0.0.1:{port}/health", 60)
+            valves = {"weighting": "hybrid", "embedding_api_base": f"http://127.0.0.1:{port}/v1"}
+            settings = [part for name, value in valves.items() for part in ("--set", f"{name}={value}")]
+            given = [sys.executable, str(program), str(SOURCE), *settings, *options]
+            return subprocess.run(given, check=False).returncode  # noqa: S603  the program the user names
+        finally:
+            stop([server])
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="each number is the median of so many")
-    rounds = parser.parse_args().rounds
+    parser.add_argument(
+        "--embeddings",
+        type=Path,
+        metavar="PROGRAM",
+        help="run this Python program instead, given the filter's file and --set VALVE=VALUE for a real "
+        "embedding model; what else stands here is passed on to it",
+    )
+    choices, others = parser.parse_known_args()
+    if choices.embeddings:
+        raise SystemExit(with_embeddings(choices.embeddings, others))
+    if others:
+        parser.error(f"not known: {' '.join(others)}")
+    rounds = choices.rounds
     write = sys.stdout.write
     write(f"messages of {WORDS} words    cold ms    warm ms    sent\n")
     for size in SIZES:
