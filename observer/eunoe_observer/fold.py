@@ -26,6 +26,8 @@ from eunoe.events import (
 PREVIEW_CHARACTERS = 200
 # Their tokens are part of a plan's `tokens_fixed`, which the bars show as one piece.
 FIXED_ROLES = frozenset({"system", "developer"})
+# A summary that one call of a turn was sent stands among the messages that its next call is made of.
+MET_SUMMARY = "summary"
 
 Row = dict[str, Any]
 
@@ -234,7 +236,10 @@ def _tokens(plans: Mapping[int, Told], decisions: Sequence[Row]) -> Row:
         }
     first: Any = plans[min(plans)].body
     last: Any = plans[max(plans)].body
-    later = sum(each["tokens_before"] for each in decisions[len(first.decisions) :])
+    met = [each for each in decisions if each["reason"] == MET_SUMMARY]
+    later = sum(
+        each["tokens_before"] for each in decisions[len(first.decisions) :] if each["reason"] != MET_SUMMARY
+    )
     return {
         **tokens,
         "over_limit": any(plan.body.over_limit for plan in plans.values() if isinstance(plan.body, PlanBody)),
@@ -242,17 +247,17 @@ def _tokens(plans: Mapping[int, Told], decisions: Sequence[Row]) -> Row:
         "tokens_after": last.tokens_after,
         "tokens_fixed": last.tokens_fixed,
         "tokens_tools": last.tokens_tools,
-        "tokens_inserted": last.tokens_inserted,
+        "tokens_inserted": last.tokens_inserted + sum(each["tokens_after"] for each in met),
     }
 
 
 def _fates(decisions: Iterable[Row]) -> dict[str, dict[str, int]]:
-    """Count messages and tokens by fate; the tokens of fixed messages are counted elsewhere."""
+    """Count messages and tokens by fate; the tokens of fixed messages and summaries are counted elsewhere."""
     fates: dict[str, dict[str, int]] = {}
     for each in decisions:
         fate = fates.setdefault(each["fate"], {"messages": 0, "tokens_before": 0, "tokens_after": 0})
         fate["messages"] += 1
-        if each["role"] not in FIXED_ROLES:
+        if each["role"] not in FIXED_ROLES and each["reason"] != MET_SUMMARY:
             fate["tokens_before"] += each["tokens_before"]
             fate["tokens_after"] += each["tokens_after"]
     return dict(sorted(fates.items()))

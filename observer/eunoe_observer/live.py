@@ -47,7 +47,7 @@ async def live_run(
     order: str = "position",
     last_event_id: Annotated[str, Header()] = "",
 ) -> Response:
-    """Follow one run until it is over."""
+    """Follow one run until nothing more is to come."""
     observer, closing = observer_of(request), anyio.Event()
     if await progress_of(observer.database.reader, run_id) is None:
         return not_found(request)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from .errors_page import not_found
 from .formats import path_part, plain, render
 from .observer import observer_of
-from .queries import RunView, losses_since, run_list, run_view
+from .queries import RunView, is_settled, losses_since, run_list, run_view
 from .tables import LARGEST
 
 router = APIRouter()
@@ -64,7 +64,8 @@ async def run_page(request: Request, run_id: str, order: str = "position") -> Re
     view = await run_view(observer_of(request).database.reader, run_id, by_weight=order == "weight")
     if view is None:
         return not_found(request)
-    return HTMLResponse(render("run.html", view=view, order=order, path=f"/runs/{path_part(run_id)}"))
+    live, path = not is_settled(view.run, time.time()), f"/runs/{path_part(run_id)}"
+    return HTMLResponse(render("run.html", view=view, order=order, path=path, live=live))
 
 
 @router.get("/healthz")

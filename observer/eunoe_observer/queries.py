@@ -16,6 +16,8 @@ from .tables import call, decision, event, run
 
 # A turn without news for this long has probably lost its end: the host was stopped, or sends no outlet.
 SILENT_AFTER_SECONDS = 15 * 60
+# Summaries are written after the answer, in two minutes at most; what they took is reported then.
+SETTLED_AFTER_SECONDS = 3 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,11 @@ async def runs_after(reader: AsyncEngine, cursor: int, floor: int, limit: int) -
 
 
 async def progress_of(reader: AsyncEngine, run_id: str) -> tuple[int, bool] | None:
-    """Say how far a run is known, and whether it is over."""
+    """Say how far a run is known, and whether nothing more is to come."""
     async with reader.connect() as connection:
-        statement = select(run.c.last_seq, run.c.finished).where(run.c.run_id == run_id)
+        statement = select(run.c.last_seq, run.c.finished, run.c.last_at).where(run.c.run_id == run_id)
         row = (await connection.execute(statement)).one_or_none()
-    return (row.last_seq, row.finished) if row else None
+    return (row.last_seq, is_settled(row._asdict(), time.time())) if row else None
 
 
 async def run_view(reader: AsyncEngine, run_id: str, *, by_weight: bool = False) -> RunView | None:
@@ -125,9 +127,30 @@ def state_of(row: Mapping[str, Any], now: float) -> str:
     return "over budget" if row["over_limit"] else "done"
 
 
+def is_settled(row: Mapping[str, Any], now: float) -> bool:
+    """Say whether a run is over and nothing more is to come, not even what its summaries took."""
+    # A sender's clock may be ahead of ours: a little makes no difference, and much must not keep a page waiting.
+    return bool(row["finished"]) and abs(now - row["last_at"]) > SETTLED_AFTER_SECONDS
+
+
+def cost_with_helpers(row: Mapping[str, Any]) -> float | None:
+    """Add what helping models cost to the answer's cost, in dollars; None if a part is not known.
+
+    An estimate is of the prompt alone, so it is no part of a total.
+    """
+    if row["helpers"] is None or row["cost_source"] == "estimate":
+        return None
+    costs = [row["cost_usd"], *(helper["cost_usd"] for helper in row["helpers"])]
+    return None if None in costs else float(sum(costs))
+
+
 def _with_state(row: RowMapping) -> dict[str, Any]:
     found = {str(name): value for name, value in row.items()}
-    return {**found, "state": state_of(found, time.time())}
+    return {
+        **found,
+        "state": state_of(found, time.time()),
+        "cost_with_helpers_usd": cost_with_helpers(found),
+    }
 
 
 def _failure(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from eunoe.events import FailedBody
 
-from .conftest import TOKEN, decided, event, outlet, plan, start, whole_run
+from .conftest import TOKEN, decided, event, outlet, plan, start, usage, whole_run
 
 pytestmark = pytest.mark.e2e
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
@@ -168,10 +168,15 @@ def test_pages_fit_and_can_be_read(serve, page: Page):
         [
             event(
                 plan(
-                    *(decided(f"k{n}", n, fate=fate, why=long, preview=long) for n, fate in enumerate(fates))
+                    *(decided(f"k{n}", n, fate=fate, why=long, preview=long) for n, fate in enumerate(fates)),
+                    tokens_inserted=120,
+                    tokens_cached=640,
                 ),
                 "run-2",
-            )
+            ),
+            event(usage(cost_usd=0.002), "run-2"),
+            event(usage(purpose="labels"), "run-2"),
+            event(usage(purpose="summary", cost_usd=0.0012), "run-2"),
         ]
     )
     for scheme, width in itertools.product(("light", "dark"), (400, 1440)):

@@ -261,3 +261,22 @@ def test_summaries_and_scores_reach_the_rows():
     assert (rows.run["tokens_inserted"], rows.calls[0]["tokens_inserted"]) == (120, 120)
     assert rows.calls[0]["tokens_cached"] == 640
     assert rows.decisions[0]["scores"] == scores
+
+
+def test_a_summary_that_a_later_call_meets_is_no_message_of_the_chat():
+    old = decided("old", 0, fate="summarized", reason="in_summary", tokens_before=800, tokens_after=0)
+    question = decided("question", 1, tokens_before=600, tokens_after=600)
+    met = [
+        decided("notes", 0, reason="summary", tokens_before=100, tokens_after=100),
+        decided("noted", 1, role="assistant", reason="summary", tokens_before=20, tokens_after=20),
+    ]
+    result = decided("result", 3, role="tool", tokens_before=50, tokens_after=50)
+    first = plan(old, question, tokens_before=1_700, tokens_after=1_020, tokens_inserted=120)
+    later = plan(*met, question.model_copy(update={"position": 2}), result, call=2,
+                 tokens_before=1_070, tokens_after=1_070)  # fmt: skip
+    rows = fold([event(first), event(later, at="2026-11-30T12:00:05Z")])
+    assert rows.run["tokens_before"] == 1_700 + 50  # all there was to say, and the tool's result
+    assert rows.run["tokens_inserted"] == 120
+    kept = rows.run["fates"]["kept"]
+    assert (kept["messages"], kept["tokens_before"], kept["tokens_after"]) == (4, 650, 650)
+    assert [each["key"] for each in rows.decisions] == ["old", "question", "notes", "noted", "result"]

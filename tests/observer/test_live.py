@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
+from datetime import UTC, datetime
 
 import anyio
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from eunoe_observer.app import create_app
 
-from .conftest import event, following, outlet, plan, start, whole_run
+from .conftest import event, following, outlet, plan, start, usage, whole_run
 
 
 def rows(message: dict[str, str]) -> list[str]:
@@ -81,6 +82,25 @@ def test_a_run_is_followed_until_it_is_over(serve):
         assert ">done<" in next(messages)["data"]
         assert next(messages) == {"event": "finished", "data": "finished"}
         assert list(messages) == []
+
+
+def test_a_run_is_followed_a_little_beyond_its_end_for_what_comes_after_the_answer(serve):
+    server = serve()
+    now = datetime.now(UTC).isoformat()
+    server.send([event(start(), at=now), event(outlet(), at=now)])
+    page = httpx.get(f"{server.address}/runs/run-1").text
+    [address] = re.findall(r'hx-sse:connect="([^"]+)"', page)
+    with following(server.address + address.replace("&amp;", "&")) as messages:
+        server.send([event(usage(purpose="summary", cost_usd=0.0012), at=now)])
+        assert "call of a helping model" in next(messages)["data"]
+
+
+def test_a_run_that_ended_long_ago_is_not_followed(serve):
+    server = serve()
+    server.send(whole_run())
+    assert "hx-sse:connect" not in httpx.get(f"{server.address}/runs/run-1").text
+    with following(f"{server.address}/runs/run-1/live?after=4") as messages:
+        assert list(messages) == [{"event": "finished", "data": "finished"}]
 
 
 def test_a_stop_with_browsers_connected_is_quick_and_quiet(serve):

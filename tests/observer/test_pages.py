@@ -384,6 +384,44 @@ async def test_what_helping_models_took_stands_beside_the_run(client):
     assert run["prompt_tokens"] != 4_000
 
 
+@pytest.mark.parametrize(
+    ("answer", "helpers", "total", "told"),
+    [
+        ({"cost_usd": 0.002}, [0.01, 0.005], 0.017, "source: provider; $0.017 with helping models"),
+        ({"cost_usd": 0.002}, [0.01, None], None, "source: provider; helping models come on top"),
+        ({"cost_usd": 0.002}, [], 0.002, "source: provider"),
+        ({}, [0.01], None, "no price is known for this model; helping models come on top"),
+    ],
+)
+async def test_the_total_has_helping_models_in_it_where_all_is_known(client, answer, helpers, total, told):
+    reports = [event(usage(purpose="summary", cost_usd=cost)) for cost in helpers]
+    await post(client, event(plan()), event(usage(**answer)), *reports)
+    [run] = (await client.get("/runs.json")).json()["runs"]
+    assert run["cost_with_helpers_usd"] == (None if total is None else pytest.approx(total))
+    assert (await client.get("/runs/run-1.json")).json()["run"]["cost_with_helpers_usd"] == (
+        run["cost_with_helpers_usd"]
+    )
+    seen = words((await client.get("/runs/run-1")).text)
+    assert f"{told} with everything in it" in seen
+    assert ("$0.017 with helping models" in (await client.get("/runs")).text) is (total == 0.017)
+
+
+async def test_an_estimate_of_the_prompt_makes_no_total(client):
+    await post(
+        client, event(plan(estimated_cost_usd=0.001)), event(usage(call=2, purpose="labels", cost_usd=0.01))
+    )
+    [run] = (await client.get("/runs.json")).json()["runs"]
+    assert (run["cost_usd"], run["cost_source"], run["cost_with_helpers_usd"]) == (0.001, "estimate", None)
+    assert "prompt only; helping models come on top" in words((await client.get("/runs/run-1")).text)
+
+
+async def test_expected_cached_tokens_stand_beside_a_report_that_has_none(client):
+    await post(client, event(plan(tokens_cached=640)), event(usage(cached_tokens=None)))
+    seen = words((await client.get("/runs/run-1")).text)
+    assert "not reported 640 expected" in seen
+    assert "of 640 expected" not in seen
+
+
 async def test_a_summary_is_a_piece_of_what_was_sent(client):
     old = decided("old", 0, fate="summarized", reason="in_summary", why="A summary stands for it.",
                   tokens_before=800, tokens_after=0, scores={"smart": 0.25, "llm_analyzer": 0.75})  # fmt: skip
@@ -396,7 +434,7 @@ async def test_a_summary_is_a_piece_of_what_was_sent(client):
     page = (await client.get("/runs/run-1")).text
     assert "summaries: 120 tokens" in page
     assert "A summary stands for it." in words(page)
-    assert "their summary: 120 tokens" in words(page)
+    assert "summarized 1 summaries 120 tokens" in words(page)
     assert "512 of 640 expected" in words(page)
     assert "relevance of smart 0.25, llm_analyzer 0.75" in page
 
