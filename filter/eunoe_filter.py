@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 83 files; the SHA-256 digest of their text is
-# d16f57825f260abcdff805f435f67a49f9ce3bd93458e7d7c2ba016fb61e3d5d.
+# c75b66a799c6d0a0b0b8a9a2084db4dc72183aa3dd69605570e1422fb804e714.
 
 from __future__ import annotations
 
@@ -10748,29 +10748,67 @@ class HostModels:
     embedder: Embedder | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What remembers: a strategy with its vectors and labels, and a book of summaries. Costly to lose."""
+
+    weighting: WeightingStrategy
+    summaries: SummaryBook | None
+
+
+# The settings that `Parts` are made of; the others may change without a loss.
+PART_FIELDS = frozenset(
+    {
+        *("weighting", "tool_penalty", "pair_coherence", "embedding_api_base", "embedding_api_key"),
+        *("embedding_model", "llm_analysis", "llm_analysis_weight", "use_entry_logic", "summary_model"),
+        *("summary_api_base", "summary_api_key", "summary_extra_body", "summary_window", "summary_level"),
+        *(
+            "summary_target_ratio",
+            "nosum_by_default",
+            "retry_attempts",
+            "cache_backend",
+            "redis_url",
+            "store_path",
+        ),
+    }
+)
+
+
+def parts_for(settings: Settings, models: HostModels | None = None, folder: Path | None = None) -> Parts:
+    """Make the parts that the settings name; `folder` is where files go that `store_path` names no place for.
+
+    Raises:
+        BadSetting: two settings do not go together, or a package is missing that one needs.
+    """
+    models, cache = models or HostModels(), cache_for(settings, folder)
+    return Parts(_weighting_for(settings, models, cache), _summaries_for(settings, models, cache))
+
+
 def orchestrator_for(
     settings: Settings,
     sink: Sink | None = None,
     *,
     models: HostModels | None = None,
     folder: Path | None = None,
+    parts: Parts | None = None,
+    sent: SentLog | None = None,
 ) -> ContextOrchestrator:
-    """Build an orchestrator as the settings say; `folder` is where files go that `store_path` names no place for.
+    """Build an orchestrator as the settings say, with `parts` and `sent` where they are there already.
 
     Raises:
         BadSetting: two settings do not go together, or a package is missing that one needs.
     """
-    models = models or HostModels()
-    cache = cache_for(settings, folder)
+    parts = parts or parts_for(settings, models, folder)
     return ContextOrchestrator(
         CompositeBudget(TokenBudget(settings.max_tokens), CostBudget(settings.max_cost_usd)),
         algorithm=_algorithm_for(settings),
-        weighting=_weighting_for(settings, models, cache),
-        summaries=_summaries_for(settings, models, cache),
+        weighting=parts.weighting,
+        summaries=parts.summaries,
         model_budgets=read_model_budgets(settings.model_budgets),
         sink=sink,
         capture=Capture(settings.observer_content),
         log_level=settings.observer_log_level,
+        sent=sent,
     )
 
 
@@ -10964,6 +11002,8 @@ class Filter:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
         self._engine: tuple[str, ContextOrchestrator] | None = None  # made anew when a valve changes
+        self._parts: tuple[str, Parts] | None = None
+        self._sent = SentLog()
         self._prices: tuple[str, PriceSources] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._told: dict[str, str] = {}  # what was last said of each kind of trouble, so that it is said once
@@ -11201,22 +11241,29 @@ class Filter:
         )
         key = valves.model_dump_json()
         if self._engine is None or self._engine[0] != key:
-            self._engine = (key, self._built(valves))
+            parts, sink = self._parts_for(valves), self._sink_for(valves)
+            self._engine = (key, orchestrator_for(valves, sink, parts=parts, sent=self._sent))
         return self._engine[1]
 
-    def _built(self, valves: Settings) -> ContextOrchestrator:
-        """Build an orchestrator; a setting that can't be met costs its feature and one line in the log."""
-        extra = read_extra_body(valves.summary_extra_body)
-        chat = OpenWebUIChatModel(
-            valves.summary_model.strip(), extra_body=extra, attempts=valves.retry_attempts
-        )
-        models, sink = HostModels(chat, OpenWebUIEmbedder()), self._sink_for(valves)
-        try:
-            return orchestrator_for(valves, sink, models=models, folder=own_folder())
-        except BadSetting as error:
-            self._tell("settings", str(error))
-            plain = valves.model_copy(update={"cache_backend": "memory"})
-            return orchestrator_for(plain, sink, models=models)
+    def _parts_for(self, valves: Settings) -> Parts:
+        """Give what remembers, made anew only when a valve changes that it is made of.
+
+        A setting that can't be met costs its feature and one line in the log.
+        """
+        key = valves.model_dump_json(include=set(PART_FIELDS))
+        if self._parts is None or self._parts[0] != key:
+            extra = read_extra_body(valves.summary_extra_body)
+            chat = OpenWebUIChatModel(
+                valves.summary_model.strip(), extra_body=extra, attempts=valves.retry_attempts
+            )
+            models = HostModels(chat, OpenWebUIEmbedder())
+            try:
+                parts = parts_for(valves, models, own_folder())
+            except BadSetting as error:
+                self._tell("settings", str(error))
+                parts = parts_for(valves.model_copy(update={"cache_backend": "memory"}), models)
+            self._parts = (key, parts)
+        return self._parts[1]
 
     def _tell(self, kind: str, problem: str) -> None:
         """Log a problem of a kind, once until it is another or gone."""
@@ -11353,7 +11400,7 @@ _SECTIONS = (
     (10394, "eunoe/orchestrator.py", 52),
     (10678, "eunoe/summarizers/segment.py", 9),
     (10709, "eunoe/summarizers/turn.py", 9),
-    (10736, "eunoe/assembly.py", 35),
-    (10901, "eunoe/prices.py", 14),
-    (10940, "eunoe_hosts/open_webui.py", 66),
+    (10736, "eunoe/assembly.py", 36),
+    (10939, "eunoe/prices.py", 14),
+    (10978, "eunoe_hosts/open_webui.py", 67),
 )

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from eunoe.assembly import HostModels, orchestrator_for
+from eunoe.assembly import PART_FIELDS, HostModels, Parts, orchestrator_for, parts_for
 from eunoe.conversation import Conversation
 from eunoe.errors import BadSetting, EunoeError
 from eunoe.events import EventKind, FailedBody, new_event
@@ -31,6 +31,7 @@ from eunoe.ports import NoSink, Sink
 from eunoe.prices import PriceSources
 from eunoe.pricing import Price
 from eunoe.recap import Recap
+from eunoe.sent import SentLog
 from eunoe.settings import Settings, read_extra_body
 from eunoe.sink import HttpSink
 from eunoe.statusline import Sent, status_line
@@ -90,6 +91,8 @@ class Filter:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
         self._engine: tuple[str, ContextOrchestrator] | None = None  # made anew when a valve changes
+        self._parts: tuple[str, Parts] | None = None
+        self._sent = SentLog()
         self._prices: tuple[str, PriceSources] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._told: dict[str, str] = {}  # what was last said of each kind of trouble, so that it is said once
@@ -327,22 +330,29 @@ class Filter:
         )
         key = valves.model_dump_json()
         if self._engine is None or self._engine[0] != key:
-            self._engine = (key, self._built(valves))
+            parts, sink = self._parts_for(valves), self._sink_for(valves)
+            self._engine = (key, orchestrator_for(valves, sink, parts=parts, sent=self._sent))
         return self._engine[1]
 
-    def _built(self, valves: Settings) -> ContextOrchestrator:
-        """Build an orchestrator; a setting that can't be met costs its feature and one line in the log."""
-        extra = read_extra_body(valves.summary_extra_body)
-        chat = OpenWebUIChatModel(
-            valves.summary_model.strip(), extra_body=extra, attempts=valves.retry_attempts
-        )
-        models, sink = HostModels(chat, OpenWebUIEmbedder()), self._sink_for(valves)
-        try:
-            return orchestrator_for(valves, sink, models=models, folder=own_folder())
-        except BadSetting as error:
-            self._tell("settings", str(error))
-            plain = valves.model_copy(update={"cache_backend": "memory"})
-            return orchestrator_for(plain, sink, models=models)
+    def _parts_for(self, valves: Settings) -> Parts:
+        """Give what remembers, made anew only when a valve changes that it is made of.
+
+        A setting that can't be met costs its feature and one line in the log.
+        """
+        key = valves.model_dump_json(include=set(PART_FIELDS))
+        if self._parts is None or self._parts[0] != key:
+            extra = read_extra_body(valves.summary_extra_body)
+            chat = OpenWebUIChatModel(
+                valves.summary_model.strip(), extra_body=extra, attempts=valves.retry_attempts
+            )
+            models = HostModels(chat, OpenWebUIEmbedder())
+            try:
+                parts = parts_for(valves, models, own_folder())
+            except BadSetting as error:
+                self._tell("settings", str(error))
+                parts = parts_for(valves.model_copy(update={"cache_backend": "memory"}), models)
+            self._parts = (key, parts)
+        return self._parts[1]
 
     def _tell(self, kind: str, problem: str) -> None:
         """Log a problem of a kind, once until it is another or gone."""

@@ -18,6 +18,7 @@ from .errors import BadSetting
 from .events import Capture
 from .orchestrator import ContextOrchestrator
 from .ports import CacheBackend, ChatModel, Embedder, SelectionAlgorithm, Sink, Summarizer, WeightingStrategy
+from .sent import SentLog
 from .settings import Settings, read_extra_body
 from .summarizers.book import SummaryBook
 from .summarizers.conversation import ConversationSummarizer
@@ -47,29 +48,67 @@ class HostModels:
     embedder: Embedder | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What remembers: a strategy with its vectors and labels, and a book of summaries. Costly to lose."""
+
+    weighting: WeightingStrategy
+    summaries: SummaryBook | None
+
+
+# The settings that `Parts` are made of; the others may change without a loss.
+PART_FIELDS = frozenset(
+    {
+        *("weighting", "tool_penalty", "pair_coherence", "embedding_api_base", "embedding_api_key"),
+        *("embedding_model", "llm_analysis", "llm_analysis_weight", "use_entry_logic", "summary_model"),
+        *("summary_api_base", "summary_api_key", "summary_extra_body", "summary_window", "summary_level"),
+        *(
+            "summary_target_ratio",
+            "nosum_by_default",
+            "retry_attempts",
+            "cache_backend",
+            "redis_url",
+            "store_path",
+        ),
+    }
+)
+
+
+def parts_for(settings: Settings, models: HostModels | None = None, folder: Path | None = None) -> Parts:
+    """Make the parts that the settings name; `folder` is where files go that `store_path` names no place for.
+
+    Raises:
+        BadSetting: two settings do not go together, or a package is missing that one needs.
+    """
+    models, cache = models or HostModels(), cache_for(settings, folder)
+    return Parts(_weighting_for(settings, models, cache), _summaries_for(settings, models, cache))
+
+
 def orchestrator_for(
     settings: Settings,
     sink: Sink | None = None,
     *,
     models: HostModels | None = None,
     folder: Path | None = None,
+    parts: Parts | None = None,
+    sent: SentLog | None = None,
 ) -> ContextOrchestrator:
-    """Build an orchestrator as the settings say; `folder` is where files go that `store_path` names no place for.
+    """Build an orchestrator as the settings say, with `parts` and `sent` where they are there already.
 
     Raises:
         BadSetting: two settings do not go together, or a package is missing that one needs.
     """
-    models = models or HostModels()
-    cache = cache_for(settings, folder)
+    parts = parts or parts_for(settings, models, folder)
     return ContextOrchestrator(
         CompositeBudget(TokenBudget(settings.max_tokens), CostBudget(settings.max_cost_usd)),
         algorithm=_algorithm_for(settings),
-        weighting=_weighting_for(settings, models, cache),
-        summaries=_summaries_for(settings, models, cache),
+        weighting=parts.weighting,
+        summaries=parts.summaries,
         model_budgets=read_model_budgets(settings.model_budgets),
         sink=sink,
         capture=Capture(settings.observer_content),
         log_level=settings.observer_log_level,
+        sent=sent,
     )
 
 

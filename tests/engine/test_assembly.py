@@ -2,11 +2,20 @@
 
 import asyncio
 import json
+import typing
 from pathlib import Path
 
 import pytest
 
-from eunoe.assembly import CACHE_FILE, HostModels, cache_for, data_file, orchestrator_for
+from eunoe.assembly import (
+    CACHE_FILE,
+    PART_FIELDS,
+    HostModels,
+    cache_for,
+    data_file,
+    orchestrator_for,
+    parts_for,
+)
 from eunoe.cache.memory import InMemoryCache
 from eunoe.cache.redis import RedisCache
 from eunoe.cache.sqlite import SqliteCache
@@ -147,6 +156,30 @@ def test_the_cache_is_the_one_of_the_settings(tmp_path):
     assert isinstance(cache, SqliteCache)
     asyncio.run(cache.set("key", "text"))
     assert (tmp_path / CACHE_FILE).exists()
+
+
+def test_every_setting_that_a_part_is_made_of_makes_new_parts():
+    """A setting that is read for a part but missing in the list would keep the old part alive."""
+    read = set()
+
+    class Noting(Settings):
+        def __getattribute__(self, name):
+            if name in Settings.model_fields:
+                read.add(name)
+            return super().__getattribute__(name)
+
+    models = HostModels(HostChat(), HostEmbedder())
+    for weighting in typing.get_args(Settings.model_fields["weighting"].annotation):
+        for base in ("", "http://localhost:1/v1"):
+            for level in typing.get_args(Settings.model_fields["summary_level"].annotation):
+                settings = Noting(
+                    weighting=weighting, llm_analysis=True, summary_model="m", summary_level=level,
+                    summary_api_base=base, embedding_api_base=base,
+                )  # fmt: skip
+                parts_for(settings, models)
+    parts_for(Noting(cache_backend="redis"), models)
+    parts_for(Noting(cache_backend="sqlite", store_path="/nowhere/x"), models)
+    assert read == PART_FIELDS
 
 
 def test_files_lie_beside_the_store_or_in_the_hosts_folder():

@@ -161,7 +161,11 @@ def test_what_the_engine_remembers_lasts_until_a_valve_changes(host):
 
     first = engine(max_tokens=900)
     assert engine(max_tokens=900) is first
-    assert engine(max_tokens=901) is not first
+    second = engine(max_tokens=901)
+    assert second is not first
+    assert second.weighting is first.weighting  # with all its vectors
+    assert second.sent is first.sent
+    assert engine(max_tokens=901, tool_penalty=0.1).weighting is not first.weighting
 
 
 # Cost
