@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,13 +169,22 @@ def test_open_webuis_own_embeddings_find_what_shares_no_word(
     client = Client(running.api)
     told = turns(24, 40, "note")
     told[4] = (COMPLAINT, ADVICE)
-    for weighting, found in (("hybrid", True), ("keyword", False)):
+
+    def ask(weighting: str) -> tuple[bool, dict[str, Any]]:
+        """Whether the complaint was sent, and the plan."""
         valves.set(max_tokens=1200, weighting=weighting, algorithm="greedy_by_weight")
-        chat = client.import_chat(told)
-        client.say(chat, f"{mark} {weighting}: is there anything about my blood pressure or health?")
-        (call,) = answers(upstream, mark, f"{weighting}:")
-        kept = [text_of(message) for message in call.messages]
-        assert any("hypertension" in text for text in kept) is found
-    plan = collector.wait_for(mark, EventKind.PLAN, 2)[0].data
-    assert plan["weighting"] == "hybrid"
-    assert not plan.get("notices")
+        chat, asked = client.import_chat(told), f"{mark} {uuid.uuid4().hex[:6]} {weighting}:"
+        client.say(chat, f"{asked} is there anything about my blood pressure or health?")
+        (call,) = (call for call in upstream.about(mark) if call.question.startswith(asked))
+        plan = collector.wait_for(asked, EventKind.PLAN)[0].data
+        return any("hypertension" in text_of(message) for message in call.messages), plan
+
+    found, plan = ask("hybrid")
+    for _ in range(3):
+        if not plan.get("notices"):
+            break
+        time.sleep(31)  # on a busy machine the model was too slow, and is left alone for half a minute
+        found, plan = ask("hybrid")
+    assert (plan["weighting"], plan.get("notices", [])) == ("hybrid", [])
+    assert found
+    assert not ask("keyword")[0]
