@@ -339,6 +339,7 @@ def test_workers_that_share_a_file_fetch_once(path, router):
         "import sys, time, pathlib, tests.engine.conftest\n"
         "from eunoe.openrouter import PriceList\n"
         "PriceList.prices.__globals__['_OTHER_FETCHES'] = 0.05\n"
+        "PriceList.prices.__globals__['_STEP_SECONDS'] = 120.0\n"  # three workers may take long to start
         "prices = PriceList(pathlib.Path(sys.argv[1]), url=sys.argv[2])\n"
         "prices.prices()\n"
         "print('asked', flush=True)\n"
