@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 83 files; the SHA-256 digest of their text is
-# c75b66a799c6d0a0b0b8a9a2084db4dc72183aa3dd69605570e1422fb804e714.
+# ca47550672700dcfdea7b8a01cd54dd8dc696f66f263dd97543616d2ea3451d7.
 
 from __future__ import annotations
 
@@ -2145,6 +2145,7 @@ class _Link:
     client: Any
     holder: AsyncGenerator[Any, None]
     gate: asyncio.Semaphore
+    at_end: weakref.finalize[Any, Any]  # closes the client when the cache is gone
 
 
 class RedisCache:
@@ -2202,6 +2203,7 @@ class RedisCache:
     async def close(self) -> None:
         """Close the running event loop's connections; the next use opens new ones."""
         if link := self._links.pop(asyncio.get_running_loop(), None):
+            link.at_end.detach()
             await link.holder.aclose()
 
     def _name(self, key: str) -> bytes:
@@ -2230,11 +2232,22 @@ class RedisCache:
         link = self._links.get(loop)
         if link is None:
             for other in [each for each in list(self._links) if each.is_closed()]:
-                self._links.pop(other, None)
-            holder = _hold_open(self._connect())
-            link = _Link(await anext(holder), holder, asyncio.Semaphore(_REDIS_AT_ONCE))
+                if gone := self._links.pop(other, None):
+                    gone.at_end.detach()
+            client = self._connect()
+            holder = _hold_open(client)
+            # Holds the client, too: one that is collected together with its cache would warn of open sockets.
+            at_end = weakref.finalize(self, _close_soon, loop, client)
+            at_end.atexit = False
+            link = _Link(await anext(holder), holder, asyncio.Semaphore(_REDIS_AT_ONCE), at_end)
             self._links[loop] = link
         return link
+
+
+def _close_soon(loop: asyncio.AbstractEventLoop, client: Any) -> None:
+    """Close a client in its own loop, where alone that is possible; a loop that has ended has done it."""
+    if not loop.is_closed():
+        asyncio.run_coroutine_threadsafe(client.aclose(), loop)
 
 
 async def _hold_open(client: Any) -> AsyncGenerator[Any, None]:
@@ -11339,68 +11352,68 @@ _SECTIONS = (
     (1871, "eunoe/sink.py", 17),
     (2041, "eunoe/cache/keys.py", 10),
     (2058, "eunoe/cache/memory.py", 15),
-    (2134, "eunoe/cache/redis.py", 15),
-    (2278, "eunoe/cache/sqlite.py", 23),
-    (2482, "eunoe/cues.py", 11),
-    (2542, "eunoe/kinds.py", 15),
-    (2653, "eunoe/postings.py", 14),
-    (2776, "eunoe/pricing.py", 19),
-    (2942, "eunoe/conversation.py", 19),
-    (3316, "eunoe/listing.py", 10),
-    (3352, "eunoe/settings.py", 15),
-    (3679, "eunoe/bonds.py", 18),
-    (3863, "eunoe/flags.py", 27),
-    (4148, "eunoe/relevance.py", 28),
-    (4378, "eunoe/summarizers/prompts.py", 10),
-    (4469, "eunoe/tokens.py", 25),
-    (4626, "eunoe/weighting/static.py", 11),
-    (4646, "eunoe/openrouter.py", 30),
-    (4883, "eunoe/weighting/keyword.py", 13),
-    (4937, "eunoe/weighting/topics.py", 16),
-    (5056, "eunoe/compress.py", 18),
-    (5256, "eunoe/insertion.py", 12),
-    (5300, "eunoe/job.py", 17),
-    (5431, "eunoe/ports.py", 18),
-    (5636, "eunoe/weighting/smart.py", 13),
-    (5696, "eunoe/weighting/label_prompt.py", 14),
-    (5805, "eunoe/plan.py", 22),
-    (6067, "eunoe_hosts/open_webui_hook.py", 23),
-    (6227, "eunoe/algorithms/greedy.py", 18),
-    (6296, "eunoe/reply.py", 13),
-    (6356, "eunoe/scoring.py", 14),
-    (6394, "eunoe/weighting/composite.py", 15),
-    (6451, "eunoe/weighting/label_windows.py", 12),
-    (6552, "eunoe/weighting/topic_dialog.py", 19),
-    (6711, "eunoe/draft.py", 14),
-    (6847, "eunoe/report.py", 12),
-    (6936, "eunoe/sent.py", 16),
-    (7035, "eunoe/statusline.py", 13),
-    (7106, "eunoe/algorithms/recency.py", 12),
-    (7132, "eunoe/endpoint.py", 20),
-    (7324, "eunoe/weighting/label_task.py", 17),
-    (7425, "eunoe/anchors.py", 19),
-    (7609, "eunoe/algorithms/dependency.py", 13),
-    (7644, "eunoe/algorithms/prefix.py", 14),
-    (7705, "eunoe/summarizers/transcript.py", 14),
-    (7810, "eunoe/weighting/similarity.py", 24),
-    (8055, "eunoe_hosts/open_webui_models.py", 21),
-    (8193, "eunoe/weighting/llm_analyzer.py", 29),
-    (8463, "eunoe/selection.py", 23),
-    (8659, "eunoe/summarizers/source.py", 17),
-    (8788, "eunoe/weighting/embedding.py", 18),
-    (8903, "eunoe/summarizers/checks.py", 24),
-    (9083, "eunoe/summarizers/extract.py", 17),
-    (9177, "eunoe/weighting/hybrid.py", 17),
-    (9279, "eunoe/summarizers/writer.py", 20),
-    (9477, "eunoe/summarizers/llm.py", 23),
-    (9795, "eunoe/summarizers/book.py", 24),
-    (9942, "eunoe/recap.py", 19),
-    (10070, "eunoe/summarizers/conversation.py", 32),
-    (10263, "eunoe/summarizers/units.py", 30),
-    (10394, "eunoe/orchestrator.py", 52),
-    (10678, "eunoe/summarizers/segment.py", 9),
-    (10709, "eunoe/summarizers/turn.py", 9),
-    (10736, "eunoe/assembly.py", 36),
-    (10939, "eunoe/prices.py", 14),
-    (10978, "eunoe_hosts/open_webui.py", 67),
+    (2134, "eunoe/cache/redis.py", 16),
+    (2291, "eunoe/cache/sqlite.py", 23),
+    (2495, "eunoe/cues.py", 11),
+    (2555, "eunoe/kinds.py", 15),
+    (2666, "eunoe/postings.py", 14),
+    (2789, "eunoe/pricing.py", 19),
+    (2955, "eunoe/conversation.py", 19),
+    (3329, "eunoe/listing.py", 10),
+    (3365, "eunoe/settings.py", 15),
+    (3692, "eunoe/bonds.py", 18),
+    (3876, "eunoe/flags.py", 27),
+    (4161, "eunoe/relevance.py", 28),
+    (4391, "eunoe/summarizers/prompts.py", 10),
+    (4482, "eunoe/tokens.py", 25),
+    (4639, "eunoe/weighting/static.py", 11),
+    (4659, "eunoe/openrouter.py", 30),
+    (4896, "eunoe/weighting/keyword.py", 13),
+    (4950, "eunoe/weighting/topics.py", 16),
+    (5069, "eunoe/compress.py", 18),
+    (5269, "eunoe/insertion.py", 12),
+    (5313, "eunoe/job.py", 17),
+    (5444, "eunoe/ports.py", 18),
+    (5649, "eunoe/weighting/smart.py", 13),
+    (5709, "eunoe/weighting/label_prompt.py", 14),
+    (5818, "eunoe/plan.py", 22),
+    (6080, "eunoe_hosts/open_webui_hook.py", 23),
+    (6240, "eunoe/algorithms/greedy.py", 18),
+    (6309, "eunoe/reply.py", 13),
+    (6369, "eunoe/scoring.py", 14),
+    (6407, "eunoe/weighting/composite.py", 15),
+    (6464, "eunoe/weighting/label_windows.py", 12),
+    (6565, "eunoe/weighting/topic_dialog.py", 19),
+    (6724, "eunoe/draft.py", 14),
+    (6860, "eunoe/report.py", 12),
+    (6949, "eunoe/sent.py", 16),
+    (7048, "eunoe/statusline.py", 13),
+    (7119, "eunoe/algorithms/recency.py", 12),
+    (7145, "eunoe/endpoint.py", 20),
+    (7337, "eunoe/weighting/label_task.py", 17),
+    (7438, "eunoe/anchors.py", 19),
+    (7622, "eunoe/algorithms/dependency.py", 13),
+    (7657, "eunoe/algorithms/prefix.py", 14),
+    (7718, "eunoe/summarizers/transcript.py", 14),
+    (7823, "eunoe/weighting/similarity.py", 24),
+    (8068, "eunoe_hosts/open_webui_models.py", 21),
+    (8206, "eunoe/weighting/llm_analyzer.py", 29),
+    (8476, "eunoe/selection.py", 23),
+    (8672, "eunoe/summarizers/source.py", 17),
+    (8801, "eunoe/weighting/embedding.py", 18),
+    (8916, "eunoe/summarizers/checks.py", 24),
+    (9096, "eunoe/summarizers/extract.py", 17),
+    (9190, "eunoe/weighting/hybrid.py", 17),
+    (9292, "eunoe/summarizers/writer.py", 20),
+    (9490, "eunoe/summarizers/llm.py", 23),
+    (9808, "eunoe/summarizers/book.py", 24),
+    (9955, "eunoe/recap.py", 19),
+    (10083, "eunoe/summarizers/conversation.py", 32),
+    (10276, "eunoe/summarizers/units.py", 30),
+    (10407, "eunoe/orchestrator.py", 52),
+    (10691, "eunoe/summarizers/segment.py", 9),
+    (10722, "eunoe/summarizers/turn.py", 9),
+    (10749, "eunoe/assembly.py", 36),
+    (10952, "eunoe/prices.py", 14),
+    (10991, "eunoe_hosts/open_webui.py", 67),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ class _Link:
     client: Any
     holder: AsyncGenerator[Any, None]
     gate: asyncio.Semaphore
+    at_end: weakref.finalize[Any, Any]  # closes the client when the cache is gone
 
 
 class RedisCache:
@@ -83,6 +85,7 @@ class RedisCache:
     async def close(self) -> None:
         """Close the running event loop's connections; the next use opens new ones."""
         if link := self._links.pop(asyncio.get_running_loop(), None):
+            link.at_end.detach()
             await link.holder.aclose()
 
     def _name(self, key: str) -> bytes:
@@ -111,11 +114,22 @@ class RedisCache:
         link = self._links.get(loop)
         if link is None:
             for other in [each for each in list(self._links) if each.is_closed()]:
-                self._links.pop(other, None)
-            holder = _hold_open(self._connect())
-            link = _Link(await anext(holder), holder, asyncio.Semaphore(_REDIS_AT_ONCE))
+                if gone := self._links.pop(other, None):
+                    gone.at_end.detach()
+            client = self._connect()
+            holder = _hold_open(client)
+            # Holds the client, too: one that is collected together with its cache would warn of open sockets.
+            at_end = weakref.finalize(self, _close_soon, loop, client)
+            at_end.atexit = False
+            link = _Link(await anext(holder), holder, asyncio.Semaphore(_REDIS_AT_ONCE), at_end)
             self._links[loop] = link
         return link
+
+
+def _close_soon(loop: asyncio.AbstractEventLoop, client: Any) -> None:
+    """Close a client in its own loop, where alone that is possible; a loop that has ended has done it."""
+    if not loop.is_closed():
+        asyncio.run_coroutine_threadsafe(client.aclose(), loop)
 
 
 async def _hold_open(client: Any) -> AsyncGenerator[Any, None]:
