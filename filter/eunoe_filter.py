@@ -8,8 +8,8 @@ required_open_webui_version: 0.11.2
 """
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
-# It is Eunoe 0.1.0, made of 83 files; the SHA-256 digest of their text is
-# ca47550672700dcfdea7b8a01cd54dd8dc696f66f263dd97543616d2ea3451d7.
+# It is Eunoe 0.1.0, made of 84 files; the SHA-256 digest of their text is
+# b8b62a8360a40610607728320e06d7c902c7bf94ef2b6dfb5fbfae78edfbddb6.
 
 from __future__ import annotations
 
@@ -6304,6 +6304,50 @@ def forms_of(turn: Turn) -> tuple[tuple[Message, ...], ...]:
     return (messages,) if ends in {0, len(messages)} else (messages, turn.ends)
 
 
+# ──── eunoe/failure.py ──────────────────────────────────────────────────────────────────────────────────────
+
+class ProblemLog:
+    """Logs a problem when it begins or becomes another one, and not again while it lasts."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, str] = {}
+
+    def tell(self, about: str, problem: str) -> None:
+        """Say what is wrong with something; an empty problem says that it is over."""
+        if problem and self._problems.get(about) != problem:
+            logger.warning("eunoe: %s", problem)
+        self._problems[about] = problem
+
+
+def report_failure(
+    error: Exception, stage: str, request: Request, sink: Sink, places: Sequence[str] | None = None
+) -> None:
+    """Log a failure of ours and send `pipeline.failed`; for a host's outermost method. Never raises.
+
+    Both hold the error's class, the source lines (`places`, else those of its traceback), and its text only
+    if it is one of ours: another's may quote a message.
+    """
+    name = type(error).__name__
+    text = f"{name}: {error}" if isinstance(error, EunoeError) else name
+    told = list(_places_of(error) if places is None else places)
+    if not getattr(sink, "logs_events", False):
+        logger.error(
+            "eunoe: %s failed, the chat goes on as it was: %s at %s", stage, text, "; ".join(told[-3:])
+        )
+    try:
+        body = FailedBody(stage=stage, error=text, places=told)
+        sink.send(new_event(EventKind.FAILED, request.run_id, body, **request.envelope()))
+    except Exception:  # noqa: BLE001  a sink that somebody plugged in
+        logger.error("eunoe: the failure could not be reported")  # noqa: TRY400  its text may quote a message
+
+
+def _places_of(error: BaseException) -> list[str]:
+    return [
+        f"{frame.f_globals.get('__name__', '?')}:{line} in {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+
+
 # ──── eunoe/reply.py ────────────────────────────────────────────────────────────────────────────────────────
 
 # A tag in backticks is spoken of, not used.
@@ -6973,8 +7017,8 @@ class SentLog:
         self._lock = threading.Lock()
         self._chats: OrderedDict[str, tuple[SentPrompt, ...]] = OrderedDict()
 
-    def note(self, scope: str, model: str, plan: Plan) -> None:
-        """Remember what a plan sends."""
+    def note(self, scope: str, model: str, plan: Plan) -> int:
+        """Remember what a plan sends; gives what `cached_tokens` said of it before."""
         key = _chat_key(scope, model, plan.conversation)
         prompt = _prompt_of(plan, self._clock.seconds())
         with self._lock:
@@ -6982,17 +7026,15 @@ class SentLog:
             self._chats[key] = (*(p for p in older if not _extends(prompt, p)), prompt)[-_MOST_PROMPTS:]
             while len(self._chats) > _MOST_CHATS:
                 self._chats.popitem(last=False)
+        return _cached_tokens(older, prompt.digests, prompt.at)
 
     def cached_tokens(self, scope: str, model: str, plan: Plan) -> int:
         """Say how many tokens at the beginning of a plan's prompt were sent just so in the last five minutes.
 
         0 where they are fewer than providers cache.
         """
-        digests = _sent_digests(plan)
-        alive = self._clock.seconds() - CACHE_SECONDS
-        known = [prompt for prompt in self._known(scope, model, plan.conversation) if prompt.at >= alive]
-        cached = max((_common_tokens(prompt, digests) for prompt in known), default=0)
-        return cached if cached >= LEAST_CACHED_TOKENS else 0
+        known = self._known(scope, model, plan.conversation)
+        return _cached_tokens(known, _sent_digests(plan), self._clock.seconds())
 
     def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
         """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
@@ -7027,6 +7069,12 @@ def _prompt_of(plan: Plan, at: float) -> SentPrompt:
 
 def _sent_digests(plan: Plan) -> tuple[str, ...]:
     return tuple(known.digest for known in all_traits(plan.messages))
+
+
+def _cached_tokens(known: Iterable[SentPrompt], digests: Sequence[str], now: float) -> int:
+    alive = (prompt for prompt in known if prompt.at >= now - CACHE_SECONDS)
+    cached = max((_common_tokens(prompt, digests) for prompt in alive), default=0)
+    return cached if cached >= LEAST_CACHED_TOKENS else 0
 
 
 def _common_tokens(prompt: SentPrompt, digests: Sequence[str]) -> int:
@@ -10566,7 +10614,7 @@ class ContextOrchestrator:
 
     def _made(self, job: Job, plan: Plan, started: float) -> _Made:
         """Remember what is sent and write the events; in the thread that planned, since a long plan is a long event."""
-        cached = self._note(job.request, plan)
+        cached = self.sent.note(job.request.scope, job.request.model, plan)
         wants_recap = self.summaries is not None and job.request.call == 1
         recap = recap_of(job, plan) if wants_recap else None
         elapsed_ms = (self.clock.seconds() - started) * 1000
@@ -10614,12 +10662,6 @@ class ContextOrchestrator:
         price = job.request.price
         tokens = tokens_within(max_cost_of(self.budget), price) if price else None
         return job if tokens is None else job.within(max(1, tokens), BoundSource.COST)
-
-    def _note(self, request: Request, plan: Plan) -> int:
-        """Remember what is sent; gives how much of it a provider is likely to have in its cache."""
-        cached = self.sent.cached_tokens(request.scope, request.model, plan)
-        self.sent.note(request.scope, request.model, plan)
-        return cached
 
     def _budget_for(self, model: str) -> Budget:
         tokens = tokens_for(model, self.model_budgets, self.budget.max_tokens)
@@ -11014,12 +11056,12 @@ class Filter:
     def __init__(self) -> None:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
-        self._engine: tuple[str, ContextOrchestrator] | None = None  # made anew when a valve changes
+        self._engine: tuple[Settings, ContextOrchestrator] | None = None  # made anew when a valve changes
         self._parts: tuple[str, Parts] | None = None
         self._sent = SentLog()
-        self._prices: tuple[str, PriceSources] | None = None
+        self._prices: tuple[Settings, PriceSources] | None = None
         self._background: set[asyncio.Task[None]] = set()
-        self._told: dict[str, str] = {}  # what was last said of each kind of trouble, so that it is said once
+        self._problems = ProblemLog()
 
     async def inlet(
         self,
@@ -11140,7 +11182,7 @@ class Filter:
 
     async def _write_summaries(self, orchestrator: ContextOrchestrator, about: Request, recap: Recap) -> None:
         report = await orchestrator.write_summaries(about, recap)
-        self._tell("summary", report.problem)
+        self._problems.tell("summary", report.problem)
 
     def _run_later(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work after the hook; what fails there costs nobody anything."""
@@ -11186,20 +11228,12 @@ class Filter:
 
     def _fail(self, hook: Hook, error: Exception) -> None:
         """Log a fault of ours and report it; message text is in neither."""
-        name = type(error).__name__
-        text = f"{name}: {error}" if isinstance(error, EunoeError) else name
-        places = locate(error)
         hook.state["failed"] = hook.name
-        logger.error(
-            "eunoe: %s failed, the chat goes on as it was: %s at %s", hook.name, text, "; ".join(places[-3:])
-        )
         try:
-            about = envelope_of(hook)
-            failed = FailedBody(stage=hook.name, error=text, places=places)
-            event = new_event(EventKind.FAILED, about.run_id, failed, **about.envelope())
-            self._sink_for(hook.valves).send(event)
-        except Exception:
-            logger.exception("eunoe: the failure could not be reported")
+            about, sink = envelope_of(hook), self._sink_for(hook.valves)
+        except Exception:  # noqa: BLE001  the failure may be of one of these; it is logged all the same
+            about, sink = Request(), NoSink()
+        report_failure(error, hook.name, about, sink, locate(error))
 
     def _priced(self, hook: Hook) -> Request:
         helper = self._helper_price(hook) if uses_helper(hook.valves) else None
@@ -11220,10 +11254,10 @@ class Filter:
         """Find a model's price; a price file with a fault costs the price and one line in the log."""
         try:
             price = self._found_price(hook, model)
-            self._tell("price", "")
+            self._problems.tell("price", "")
         except BadSetting as error:
             price = None
-            self._tell("price", str(error))
+            self._problems.tell("price", str(error))
         return price
 
     def _found_price(self, hook: Hook, model: str) -> Price | None:
@@ -11235,9 +11269,8 @@ class Filter:
         return self._sources_for(hook.valves).price_of(names, listed)
 
     def _sources_for(self, valves: Settings) -> PriceSources:
-        key = valves.model_dump_json()
-        if self._prices is None or self._prices[0] != key:
-            self._prices = (key, PriceSources(valves, own_folder()))
+        if self._prices is None or self._prices[0] != valves:
+            self._prices = (valves.model_copy(), PriceSources(valves, own_folder()))
         return self._prices[1]
 
     async def _engine_for(self, hook: Hook) -> ContextOrchestrator:
@@ -11252,10 +11285,10 @@ class Filter:
                 await embedding_name() if names_embedder else "",
             )
         )
-        key = valves.model_dump_json()
-        if self._engine is None or self._engine[0] != key:
+        if self._engine is None or self._engine[0] != valves:
             parts, sink = self._parts_for(valves), self._sink_for(valves)
-            self._engine = (key, orchestrator_for(valves, sink, parts=parts, sent=self._sent))
+            orchestrator = orchestrator_for(valves, sink, parts=parts, sent=self._sent)
+            self._engine = (valves.model_copy(), orchestrator)
         return self._engine[1]
 
     def _parts_for(self, valves: Settings) -> Parts:
@@ -11273,16 +11306,10 @@ class Filter:
             try:
                 parts = parts_for(valves, models, own_folder())
             except BadSetting as error:
-                self._tell("settings", str(error))
+                self._problems.tell("settings", str(error))
                 parts = parts_for(valves.model_copy(update={"cache_backend": "memory"}), models)
             self._parts = (key, parts)
         return self._parts[1]
-
-    def _tell(self, kind: str, problem: str) -> None:
-        """Log a problem of a kind, once until it is another or gone."""
-        if problem and self._told.get(kind) != problem:
-            logger.warning("eunoe: %s", problem)
-        self._told[kind] = problem
 
     def _sink_for(self, valves: Settings) -> Sink:
         """Give the sink for the present observer; a changed address or token makes a new one."""
@@ -11379,41 +11406,42 @@ _SECTIONS = (
     (5818, "eunoe/plan.py", 22),
     (6080, "eunoe_hosts/open_webui_hook.py", 23),
     (6240, "eunoe/algorithms/greedy.py", 18),
-    (6309, "eunoe/reply.py", 13),
-    (6369, "eunoe/scoring.py", 14),
-    (6407, "eunoe/weighting/composite.py", 15),
-    (6464, "eunoe/weighting/label_windows.py", 12),
-    (6565, "eunoe/weighting/topic_dialog.py", 19),
-    (6724, "eunoe/draft.py", 14),
-    (6860, "eunoe/report.py", 12),
-    (6949, "eunoe/sent.py", 16),
-    (7048, "eunoe/statusline.py", 13),
-    (7119, "eunoe/algorithms/recency.py", 12),
-    (7145, "eunoe/endpoint.py", 20),
-    (7337, "eunoe/weighting/label_task.py", 17),
-    (7438, "eunoe/anchors.py", 19),
-    (7622, "eunoe/algorithms/dependency.py", 13),
-    (7657, "eunoe/algorithms/prefix.py", 14),
-    (7718, "eunoe/summarizers/transcript.py", 14),
-    (7823, "eunoe/weighting/similarity.py", 24),
-    (8068, "eunoe_hosts/open_webui_models.py", 21),
-    (8206, "eunoe/weighting/llm_analyzer.py", 29),
-    (8476, "eunoe/selection.py", 23),
-    (8672, "eunoe/summarizers/source.py", 17),
-    (8801, "eunoe/weighting/embedding.py", 18),
-    (8916, "eunoe/summarizers/checks.py", 24),
-    (9096, "eunoe/summarizers/extract.py", 17),
-    (9190, "eunoe/weighting/hybrid.py", 17),
-    (9292, "eunoe/summarizers/writer.py", 20),
-    (9490, "eunoe/summarizers/llm.py", 23),
-    (9808, "eunoe/summarizers/book.py", 24),
-    (9955, "eunoe/recap.py", 19),
-    (10083, "eunoe/summarizers/conversation.py", 32),
-    (10276, "eunoe/summarizers/units.py", 30),
-    (10407, "eunoe/orchestrator.py", 52),
-    (10691, "eunoe/summarizers/segment.py", 9),
-    (10722, "eunoe/summarizers/turn.py", 9),
-    (10749, "eunoe/assembly.py", 36),
-    (10952, "eunoe/prices.py", 14),
-    (10991, "eunoe_hosts/open_webui.py", 67),
+    (6309, "eunoe/failure.py", 17),
+    (6353, "eunoe/reply.py", 13),
+    (6413, "eunoe/scoring.py", 14),
+    (6451, "eunoe/weighting/composite.py", 15),
+    (6508, "eunoe/weighting/label_windows.py", 12),
+    (6609, "eunoe/weighting/topic_dialog.py", 19),
+    (6768, "eunoe/draft.py", 14),
+    (6904, "eunoe/report.py", 12),
+    (6993, "eunoe/sent.py", 16),
+    (7096, "eunoe/statusline.py", 13),
+    (7167, "eunoe/algorithms/recency.py", 12),
+    (7193, "eunoe/endpoint.py", 20),
+    (7385, "eunoe/weighting/label_task.py", 17),
+    (7486, "eunoe/anchors.py", 19),
+    (7670, "eunoe/algorithms/dependency.py", 13),
+    (7705, "eunoe/algorithms/prefix.py", 14),
+    (7766, "eunoe/summarizers/transcript.py", 14),
+    (7871, "eunoe/weighting/similarity.py", 24),
+    (8116, "eunoe_hosts/open_webui_models.py", 21),
+    (8254, "eunoe/weighting/llm_analyzer.py", 29),
+    (8524, "eunoe/selection.py", 23),
+    (8720, "eunoe/summarizers/source.py", 17),
+    (8849, "eunoe/weighting/embedding.py", 18),
+    (8964, "eunoe/summarizers/checks.py", 24),
+    (9144, "eunoe/summarizers/extract.py", 17),
+    (9238, "eunoe/weighting/hybrid.py", 17),
+    (9340, "eunoe/summarizers/writer.py", 20),
+    (9538, "eunoe/summarizers/llm.py", 23),
+    (9856, "eunoe/summarizers/book.py", 24),
+    (10003, "eunoe/recap.py", 19),
+    (10131, "eunoe/summarizers/conversation.py", 32),
+    (10324, "eunoe/summarizers/units.py", 30),
+    (10455, "eunoe/orchestrator.py", 52),
+    (10733, "eunoe/summarizers/segment.py", 9),
+    (10764, "eunoe/summarizers/turn.py", 9),
+    (10791, "eunoe/assembly.py", 36),
+    (10994, "eunoe/prices.py", 14),
+    (11033, "eunoe_hosts/open_webui.py", 67),
 )

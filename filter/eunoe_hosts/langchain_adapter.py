@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from eunoe.conversation import Conversation, RawMessage, calls_of, function_of
+from eunoe.failure import ProblemLog, report_failure
 from eunoe.job import Request
-from eunoe.observability import ProblemLog, report_failure
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.plan import Plan
 from eunoe.recap import Recap

@@ -19,8 +19,8 @@ from typing import Any, TypeVar, cast
 
 from eunoe.conversation import Conversation, RawMessage
 from eunoe.errors import BadSetting
+from eunoe.failure import ProblemLog, report_failure
 from eunoe.job import Request
-from eunoe.observability import ProblemLog, report_failure
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.prices import PriceSources
 from eunoe.pricing import Price

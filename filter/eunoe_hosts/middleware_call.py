@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from eunoe.failure import ProblemLog, report_failure
 from eunoe.job import Request
-from eunoe.observability import ProblemLog, report_failure
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.recap import Recap
 from eunoe.usage import Usage, read_usage

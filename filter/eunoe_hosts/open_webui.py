@@ -21,8 +21,8 @@ from pydantic import BaseModel, Field
 
 from eunoe.assembly import PART_FIELDS, HostModels, Parts, orchestrator_for, parts_for
 from eunoe.conversation import Conversation
-from eunoe.errors import BadSetting, EunoeError
-from eunoe.events import EventKind, FailedBody, new_event
+from eunoe.errors import BadSetting
+from eunoe.failure import ProblemLog, report_failure
 from eunoe.flags import Directives, read_flags
 from eunoe.job import Request
 from eunoe.listing import listed_price, nested_entries
@@ -90,12 +90,12 @@ class Filter:
     def __init__(self) -> None:
         self.valves = self.Valves()
         self._sink: tuple[tuple[str, str], Sink] = (("", ""), NoSink())
-        self._engine: tuple[str, ContextOrchestrator] | None = None  # made anew when a valve changes
+        self._engine: tuple[Settings, ContextOrchestrator] | None = None  # made anew when a valve changes
         self._parts: tuple[str, Parts] | None = None
         self._sent = SentLog()
-        self._prices: tuple[str, PriceSources] | None = None
+        self._prices: tuple[Settings, PriceSources] | None = None
         self._background: set[asyncio.Task[None]] = set()
-        self._told: dict[str, str] = {}  # what was last said of each kind of trouble, so that it is said once
+        self._problems = ProblemLog()
 
     async def inlet(
         self,
@@ -216,7 +216,7 @@ class Filter:
 
     async def _write_summaries(self, orchestrator: ContextOrchestrator, about: Request, recap: Recap) -> None:
         report = await orchestrator.write_summaries(about, recap)
-        self._tell("summary", report.problem)
+        self._problems.tell("summary", report.problem)
 
     def _run_later(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work after the hook; what fails there costs nobody anything."""
@@ -262,20 +262,12 @@ class Filter:
 
     def _fail(self, hook: Hook, error: Exception) -> None:
         """Log a fault of ours and report it; message text is in neither."""
-        name = type(error).__name__
-        text = f"{name}: {error}" if isinstance(error, EunoeError) else name
-        places = locate(error)
         hook.state["failed"] = hook.name
-        logger.error(
-            "eunoe: %s failed, the chat goes on as it was: %s at %s", hook.name, text, "; ".join(places[-3:])
-        )
         try:
-            about = envelope_of(hook)
-            failed = FailedBody(stage=hook.name, error=text, places=places)
-            event = new_event(EventKind.FAILED, about.run_id, failed, **about.envelope())
-            self._sink_for(hook.valves).send(event)
-        except Exception:
-            logger.exception("eunoe: the failure could not be reported")
+            about, sink = envelope_of(hook), self._sink_for(hook.valves)
+        except Exception:  # noqa: BLE001  the failure may be of one of these; it is logged all the same
+            about, sink = Request(), NoSink()
+        report_failure(error, hook.name, about, sink, locate(error))
 
     def _priced(self, hook: Hook) -> Request:
         helper = self._helper_price(hook) if uses_helper(hook.valves) else None
@@ -296,10 +288,10 @@ class Filter:
         """Find a model's price; a price file with a fault costs the price and one line in the log."""
         try:
             price = self._found_price(hook, model)
-            self._tell("price", "")
+            self._problems.tell("price", "")
         except BadSetting as error:
             price = None
-            self._tell("price", str(error))
+            self._problems.tell("price", str(error))
         return price
 
     def _found_price(self, hook: Hook, model: str) -> Price | None:
@@ -311,9 +303,8 @@ class Filter:
         return self._sources_for(hook.valves).price_of(names, listed)
 
     def _sources_for(self, valves: Settings) -> PriceSources:
-        key = valves.model_dump_json()
-        if self._prices is None or self._prices[0] != key:
-            self._prices = (key, PriceSources(valves, own_folder()))
+        if self._prices is None or self._prices[0] != valves:
+            self._prices = (valves.model_copy(), PriceSources(valves, own_folder()))
         return self._prices[1]
 
     async def _engine_for(self, hook: Hook) -> ContextOrchestrator:
@@ -328,10 +319,10 @@ class Filter:
                 await embedding_name() if names_embedder else "",
             )
         )
-        key = valves.model_dump_json()
-        if self._engine is None or self._engine[0] != key:
+        if self._engine is None or self._engine[0] != valves:
             parts, sink = self._parts_for(valves), self._sink_for(valves)
-            self._engine = (key, orchestrator_for(valves, sink, parts=parts, sent=self._sent))
+            orchestrator = orchestrator_for(valves, sink, parts=parts, sent=self._sent)
+            self._engine = (valves.model_copy(), orchestrator)
         return self._engine[1]
 
     def _parts_for(self, valves: Settings) -> Parts:
@@ -349,16 +340,10 @@ class Filter:
             try:
                 parts = parts_for(valves, models, own_folder())
             except BadSetting as error:
-                self._tell("settings", str(error))
+                self._problems.tell("settings", str(error))
                 parts = parts_for(valves.model_copy(update={"cache_backend": "memory"}), models)
             self._parts = (key, parts)
         return self._parts[1]
-
-    def _tell(self, kind: str, problem: str) -> None:
-        """Log a problem of a kind, once until it is another or gone."""
-        if problem and self._told.get(kind) != problem:
-            logger.warning("eunoe: %s", problem)
-        self._told[kind] = problem
 
     def _sink_for(self, valves: Settings) -> Sink:
         """Give the sink for the present observer; a changed address or token makes a new one."""

@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import traceback
 import weakref
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from .errors import BadSetting, EunoeError
-from .events import EventKind, FailedBody, RunEvent, new_event
-from .job import Request
+from .errors import BadSetting
+from .events import EventKind, RunEvent
 from .ports import Sink
 
 logger = logging.getLogger("eunoe")
@@ -105,6 +103,8 @@ class LogSink:
     handler fails to write is counted in `lost`.
     """
 
+    logs_events = True  # who reports a failure need not log it besides
+
     def __init__(self, then: Sink | None = None) -> None:
         self._then = then
         self.lost = 0
@@ -143,40 +143,6 @@ def event_fields(event: RunEvent, *, with_decisions: bool) -> dict[str, Any]:
     if decisions and with_decisions:
         fields["decisions"] = [_decision_fields(decision) for decision in decisions]
     return fields
-
-
-class ProblemLog:
-    """Logs a problem when it begins or becomes another one, and not again while it lasts."""
-
-    def __init__(self) -> None:
-        self._problems: dict[str, str] = {}
-
-    def tell(self, about: str, problem: str) -> None:
-        """Say what is wrong with something; an empty problem says that it is over."""
-        if problem and self._problems.get(about) != problem:
-            logger.warning("eunoe: %s", problem)
-        self._problems[about] = problem
-
-
-def report_failure(error: Exception, stage: str, request: Request, sink: Sink) -> None:
-    """Log a failure of ours and send `pipeline.failed`; for a host's outermost method. Never raises.
-
-    Both hold the error's class, the source lines, and its text only if it is one of ours: another's may
-    quote a message.
-    """
-    name = type(error).__name__
-    text = f"{name}: {error}" if isinstance(error, EunoeError) else name
-    places = [
-        f"{frame.f_globals.get('__name__', '?')}:{line} in {frame.f_code.co_name}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    if not isinstance(sink, LogSink):  # which logs the event
-        logger.error("eunoe: %s failed, the chat goes on: %s at %s", stage, text, "; ".join(places[-3:]))
-    try:
-        body = FailedBody(stage=stage, error=text, places=places)
-        sink.send(new_event(EventKind.FAILED, request.run_id, body, **request.envelope()))
-    except Exception:  # noqa: BLE001  a sink that somebody plugged in
-        logger.error("eunoe: the failure could not be reported")  # noqa: TRY400  its text may quote a message
 
 
 def _may_be_logged(name: str, value: Any, texts: frozenset[str]) -> bool:

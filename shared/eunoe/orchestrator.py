@@ -211,7 +211,7 @@ class ContextOrchestrator:
 
     def _made(self, job: Job, plan: Plan, started: float) -> _Made:
         """Remember what is sent and write the events; in the thread that planned, since a long plan is a long event."""
-        cached = self._note(job.request, plan)
+        cached = self.sent.note(job.request.scope, job.request.model, plan)
         wants_recap = self.summaries is not None and job.request.call == 1
         recap = recap_of(job, plan) if wants_recap else None
         elapsed_ms = (self.clock.seconds() - started) * 1000
@@ -259,12 +259,6 @@ class ContextOrchestrator:
         price = job.request.price
         tokens = tokens_within(max_cost_of(self.budget), price) if price else None
         return job if tokens is None else job.within(max(1, tokens), BoundSource.COST)
-
-    def _note(self, request: Request, plan: Plan) -> int:
-        """Remember what is sent; gives how much of it a provider is likely to have in its cache."""
-        cached = self.sent.cached_tokens(request.scope, request.model, plan)
-        self.sent.note(request.scope, request.model, plan)
-        return cached
 
     def _budget_for(self, model: str) -> Budget:
         tokens = tokens_for(model, self.model_budgets, self.budget.max_tokens)

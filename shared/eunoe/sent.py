@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,8 +40,8 @@ class SentLog:
         self._lock = threading.Lock()
         self._chats: OrderedDict[str, tuple[SentPrompt, ...]] = OrderedDict()
 
-    def note(self, scope: str, model: str, plan: Plan) -> None:
-        """Remember what a plan sends."""
+    def note(self, scope: str, model: str, plan: Plan) -> int:
+        """Remember what a plan sends; gives what `cached_tokens` said of it before."""
         key = _chat_key(scope, model, plan.conversation)
         prompt = _prompt_of(plan, self._clock.seconds())
         with self._lock:
@@ -49,17 +49,15 @@ class SentLog:
             self._chats[key] = (*(p for p in older if not _extends(prompt, p)), prompt)[-_MOST_PROMPTS:]
             while len(self._chats) > _MOST_CHATS:
                 self._chats.popitem(last=False)
+        return _cached_tokens(older, prompt.digests, prompt.at)
 
     def cached_tokens(self, scope: str, model: str, plan: Plan) -> int:
         """Say how many tokens at the beginning of a plan's prompt were sent just so in the last five minutes.
 
         0 where they are fewer than providers cache.
         """
-        digests = _sent_digests(plan)
-        alive = self._clock.seconds() - CACHE_SECONDS
-        known = [prompt for prompt in self._known(scope, model, plan.conversation) if prompt.at >= alive]
-        cached = max((_common_tokens(prompt, digests) for prompt in known), default=0)
-        return cached if cached >= LEAST_CACHED_TOKENS else 0
+        known = self._known(scope, model, plan.conversation)
+        return _cached_tokens(known, _sent_digests(plan), self._clock.seconds())
 
     def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
         """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
@@ -94,6 +92,12 @@ def _prompt_of(plan: Plan, at: float) -> SentPrompt:
 
 def _sent_digests(plan: Plan) -> tuple[str, ...]:
     return tuple(known.digest for known in all_traits(plan.messages))
+
+
+def _cached_tokens(known: Iterable[SentPrompt], digests: Sequence[str], now: float) -> int:
+    alive = (prompt for prompt in known if prompt.at >= now - CACHE_SECONDS)
+    cached = max((_common_tokens(prompt, digests) for prompt in alive), default=0)
+    return cached if cached >= LEAST_CACHED_TOKENS else 0
 
 
 def _common_tokens(prompt: SentPrompt, digests: Sequence[str]) -> int:

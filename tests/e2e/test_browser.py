@@ -30,7 +30,7 @@ expect.set_options(timeout=PATIENCE)
 def browser() -> Iterator[Browser]:
     """Chromium, headless."""
     if program() is None:
-        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
+        pytest.fail("Chromium is missing: run `python filter/environments.py debian`, as `make test` does")
     with chromium() as running:
         yield running
 

@@ -13,7 +13,8 @@ import structlog
 from eunoe import Capture, ContextOrchestrator, Conversation, Request, TokenBudget, Usage
 from eunoe.errors import BadSetting, PlanBroken
 from eunoe.events import EventKind, LostBody, OutletBody, new_event
-from eunoe.observability import LogSink, ProblemLog, configure_logging, report_failure
+from eunoe.failure import ProblemLog, report_failure
+from eunoe.observability import LogSink, configure_logging
 from eunoe.ports import ListSink, NoSink
 
 SECRET = "the harbor code is MAGPIE"
@@ -267,7 +268,7 @@ def test_a_failure_is_logged_once_and_sent_without_the_text_of_others():
     logged, plain = lines_of(handler)
     assert (logged["event"], logged["level"], logged["error"]) == ("pipeline.failed", "error", "ValueError")
     assert logged["places"][-1].endswith("in failure")
-    assert plain["event"].startswith("eunoe: plan failed, the chat goes on: ValueError at ")
+    assert plain["event"].startswith("eunoe: plan failed, the chat goes on as it was: ValueError at ")
     assert SECRET not in handler.stream.getvalue()
 
 

@@ -569,3 +569,15 @@ def test_a_changed_observer_address_gets_a_new_sink_and_none_is_made_without_one
     assert type(none).__name__ == "NoSink"
     assert first is same
     assert other is not first
+
+
+def test_a_sink_that_cant_be_made_costs_no_answer(host, monkeypatch, caplog):
+    def broken(*_):
+        raise RuntimeError("no sink: What is the code word?")
+
+    monkeypatch.setitem(host.Filter.request.__globals__, "HttpSink", broken)
+    turn = Turn(host.Filter(), max_tokens=900, observer_url="http://127.0.0.1:9")
+    assert contents(run(turn.send(chat()))) == contents({"messages": chat()})
+    assert turn.metadata["_eunoe"]["failed"] == "request"
+    assert "request failed, the chat goes on as it was: RuntimeError" in caplog.text
+    assert "code word" not in caplog.text
