@@ -6,14 +6,14 @@ code fences and `<details>` blocks stay balanced, base64 is folded away.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from .conversation import Message, RawMessage, calls_of, function_of, is_blank, part_text, text_of, with_text
 from .memo import Memo
-from .tokens import TokenCounter, compact_json
+from .pruning import pruned_json, read_json
+from .tokens import TokenCounter
 
 LEAST_TOKENS = 24  # less than this says nothing: then it is better left out
 _HEAD_SHARE = 2 / 3  # the beginning says more than the end (errors and totals stand at the end)
@@ -28,10 +28,6 @@ _ATTRIBUTE_HEAD, _ATTRIBUTE_TAIL = 200, 100
 
 # Fields of an assistant's message that hold its thinking; old ones are the first to go.
 THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-
-# How many items and characters a JSON value may keep, from roomy to tight.
-_JSON_STEPS = ((60, 2000), (30, 800), (15, 400), (8, 200), (5, 120), (3, 80), (2, 40), (1, 24), (0, 16))
-
 
 _IS_LEAN: Memo[bool] = Memo(20_000)
 
@@ -144,40 +140,10 @@ def _shorten_attribute(value: str) -> str:
 
 def _shorten_json(text: str, tokens: int, counter: TokenCounter) -> str | None:
     """Shorten JSON so that it stays JSON; None if the text is none or does not become short enough."""
-    if text.lstrip()[:1] not in {"[", "{"}:
+    value = read_json(text)
+    if value is None:
         return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    for items, characters in _JSON_STEPS:
-        short = compact_json(_pruned(value, items, characters, depth=12))
-        if counter.count_text(short) <= tokens:
-            return short
-    return None
-
-
-def _pruned(value: Any, items: int, characters: int, depth: int) -> Any:
-    def inner(item: Any) -> Any:
-        return _pruned(item, items, characters, depth - 1)
-
-    if depth == 0 or (isinstance(value, str) and len(value) > characters):
-        text = value if isinstance(value, str) else compact_json(value)
-        if len(text) <= characters:
-            return text
-        return f"{text[: characters * 2 // 3]} [… {len(text) - characters:,} …] {text[-(characters // 3) :]}"
-    if isinstance(value, list):
-        if len(value) <= items + 1:
-            return [inner(item) for item in value]
-        head = items - items // 3
-        tail = items // 3
-        middle = f"[… {len(value) - items:,} …]"
-        return [*map(inner, value[:head]), middle, *map(inner, value[len(value) - tail :])]
-    if isinstance(value, dict):
-        pairs = list(value.items())
-        kept = {key: inner(item) for key, item in pairs[: items * 2]}
-        return kept if len(pairs) <= items * 2 else {**kept, "…": len(pairs) - items * 2}
-    return value
+    return pruned_json(value, lambda short: counter.count_text(short) <= tokens)
 
 
 def _head_and_tail(text: str, total: int, tokens: int, counter: TokenCounter) -> str:
@@ -193,8 +159,8 @@ def _head_and_tail(text: str, total: int, tokens: int, counter: TokenCounter) ->
 
 
 def _cut(text: str, length: int, total: int, counter: TokenCounter) -> str:
-    head = _whole_lines(text[: int(length * _HEAD_SHARE)], from_start=True)
-    tail = _whole_lines(
+    head = whole_lines(text[: int(length * _HEAD_SHARE)], from_start=True)
+    tail = whole_lines(
         text[len(text) - (length - int(length * _HEAD_SHARE)) :] if length else "", from_start=False
     )
     missing = max(1, total - counter.count_text(head) - counter.count_text(tail))
@@ -203,7 +169,7 @@ def _cut(text: str, length: int, total: int, counter: TokenCounter) -> str:
     return f"{head}\n[… {missing:,} tokens …]\n{tail}".strip()
 
 
-def _whole_lines(text: str, *, from_start: bool) -> str:
+def whole_lines(text: str, *, from_start: bool) -> str:
     """Cut a piece back to whole lines, or whole words, where that costs little."""
     for mark in ("\n", " "):
         at = text.rfind(mark) if from_start else text.find(mark)

@@ -203,6 +203,13 @@ class Settings(BaseModel):
         title="Redis address",
         description="For `redis` above. A Redis that is down costs one line in the log and nothing else.",
     )
+    compress_over_tokens: int = Field(
+        4_000,
+        ge=0,
+        title="Longest result of a tool, in tokens",
+        description="A longer one of an earlier step is sent as its beginning, its end and its error lines, with a "
+        "note of what is left out; JSON stays JSON. `0` sends results as they are while they fit.",
+    )
     show_status: bool = Field(
         True,
         title="Show a line above each answer",
