@@ -8,8 +8,8 @@ required_open_webui_version: 0.11.2
 """
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
-# It is Eunoe 0.1.0, made of 85 files; the SHA-256 digest of their text is
-# b345e93d717e15d8e73e77e5fd27590cd01bc28549050013b9f5a22c817d1379.
+# It is Eunoe 0.1.0, made of 87 files; the SHA-256 digest of their text is
+# 419eda586fdb0386be5e6f54d0ca88fcd07f357d3d39c1e6a610daa06de8c64b.
 
 from __future__ import annotations
 
@@ -3324,6 +3324,200 @@ def _is_blank_part(part: Any) -> bool:
     return not part_text(part).strip()
 
 
+# ──── eunoe/cache_rules.py ──────────────────────────────────────────────────────────────────────────────────
+
+HOUR = 3_600.0
+
+
+class CacheHint(StrEnum):
+    """What a request must say for a provider to cache it, or to find it again."""
+
+    NONE = "none"
+    KEY = "prompt_cache_key"  # a field of the request
+    CONTROL = "cache_control"  # a mark on the message up to which is cached
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """How a provider caches the beginnings of prompts.
+
+    `write` and `read` are factors of the input price for what goes into the cache and for what comes out of it.
+    """
+
+    family: str
+    minimum: int | None  # tokens; None: nothing is ever cached
+    step: int = 1  # tokens by which what is served grows
+    kept_seconds: float = 300.0  # since the last use: so long it is sure enough to be there
+    gone_seconds: float | None = HOUR  # since the last use: then it is gone; None: one can't be sure
+    write: float = 1.0
+    read: float = 0.1
+    hint: CacheHint = CacheHint.NONE
+    automatic: bool = True  # False: without the hint nothing is cached
+    entry_roles: frozenset[str] | None = None  # entries end behind such messages only; None: anywhere
+
+
+# Where nothing is known: the least prompt and the shortest life that are common, so that no saving is made up.
+UNKNOWN_CACHE = CacheRules("unknown", 1_024)
+NO_CACHE = CacheRules("none", None, gone_seconds=0.0, read=1.0)
+
+# On one's own machine: any common beginning, until other chats need the memory. It costs time and no money.
+_LOCAL = CacheRules("local", 1, gone_seconds=None, read=0.0)
+_VLLM = replace(_LOCAL, family="vllm", minimum=16, step=16)  # whole blocks of 16 tokens
+
+_OPENAI = CacheRules("openai", 1_024, 128, hint=CacheHint.KEY)  # 5 to 10 minutes idle, an hour at most
+_OPENAI_DAY = replace(_OPENAI, kept_seconds=24 * HOUR, gone_seconds=24 * HOUR)  # GPT-5.5 has no shorter one
+_OPENAI_QUARTER, _OPENAI_HALF = replace(_OPENAI, read=0.25), replace(_OPENAI, read=0.5)
+# From GPT-5.6 on entries end at the newest message of the user or a tool; no shorter beginning is found.
+_OPENAI_ENTRIES = CacheRules(
+    "openai from gpt-5.6", 1_024, kept_seconds=HOUR / 2, gone_seconds=HOUR / 2, write=1.25,
+    hint=CacheHint.KEY, entry_roles=frozenset({"user", "tool", "function"}),
+)  # fmt: skip
+
+_ANTHROPIC = CacheRules(
+    "anthropic", 1_024, gone_seconds=300.0, write=1.25, hint=CacheHint.CONTROL, automatic=False
+)
+_ANTHROPIC_MINIMUMS = {
+    ("opus", (4, 8)): 1_024, ("opus", (4, 7)): 2_048, ("opus", (4, 6)): 4_096, ("opus", (4, 5)): 4_096,
+    ("opus", (4, 1)): 1_024, ("opus", (4, 0)): 1_024, ("opus", (5, 0)): 512, ("fable", (5, 0)): 512,
+    ("mythos", (5, 0)): 512, ("haiku", (4, 5)): 4_096,
+}  # fmt: skip
+# Of other versions: the largest that is told of their line.
+_ANTHROPIC_LINES = {"opus": 4_096, "sonnet": 1_024, "haiku": 4_096, "fable": 512, "mythos": 512}
+_ANTHROPIC_READS = {("opus", (5, 5)): 0.05, ("sonnet", (5, 5)): 0.05, ("fable", (5, 1)): 0.025}
+
+_GEMINI = CacheRules("gemini", 4_096, gone_seconds=None)  # how long is not told
+_GEMINI_2_5 = replace(_GEMINI, minimum=2_048)
+_DEEPSEEK = CacheRules("deepseek", 64, 64, kept_seconds=HOUR, gone_seconds=None, read=1 / 30)  # hours to days
+_MISTRAL = CacheRules("mistral", 1_024, hint=CacheHint.KEY, automatic=False)  # the minimum is not told
+
+# Names that servers on one's own machine give in their model lists as the owner of a model.
+_LOCAL_OWNERS = {
+    "ollama": _LOCAL,
+    "llamacpp": _LOCAL,
+    "llama.cpp": _LOCAL,
+    "llama-cpp": _LOCAL,
+    "vllm": _VLLM,
+}
+
+# An id may have a provider before the name, with a slash or a dot, and anything but a digit behind the version.
+_BEFORE = r"(?:^|[/.])"
+_OPEN_WEIGHTS = re.compile(r"gpt-oss|(?:^|[-_:/])\d+(?:\.\d+)?(?:x\d+)?b(?:$|[-_:.@])|\.gguf$")
+_OLLAMA_TAG = re.compile(r":(?:latest|\d+(?:\.\d+)?(?:x\d+)?[bm](?:$|-))")
+
+
+def rules_for(model: str, provider: str = "") -> CacheRules:
+    """Find the rules for a model by its id; `provider` is the owner that the model's server names, if known.
+
+    Ids may have a provider before the name (`openai/gpt-4.1-mini`, `anthropic.claude-opus-4-5`) and a date or
+    a variant behind it. What is not known for sure has the careful rules `UNKNOWN_CACHE`.
+    """
+    name, owner = model.strip().lower(), provider.strip().lower()
+    if owner in _LOCAL_OWNERS or _OLLAMA_TAG.search(name):
+        return _LOCAL_OWNERS.get(owner, _LOCAL)
+    if _OPEN_WEIGHTS.search(name):
+        return UNKNOWN_CACHE  # whoever runs it has rules of his own
+    found = ((pattern.search(name), rules) for pattern, rules in _FAMILIES)
+    return next((rules(match) for match, rules in found if match), UNKNOWN_CACHE)
+
+
+def hourly(rules: CacheRules) -> CacheRules:
+    """Give Anthropic's rules for entries that are asked to live an hour; other rules stay."""
+    if rules.family != _ANTHROPIC.family:
+        return rules
+    return replace(rules, kept_seconds=HOUR, gone_seconds=HOUR, write=2.0)
+
+
+def cached_share(rules: CacheRules, common_tokens: int) -> int:
+    """Say how many tokens a provider serves of a beginning with `common_tokens` that it has in its cache.
+
+    0 where that is shorter than it caches; else as far as its steps reach from the least length on.
+    """
+    if rules.minimum is None or common_tokens < rules.minimum:
+        return 0
+    return common_tokens - (common_tokens - rules.minimum) % rules.step
+
+
+def is_warm(rules: CacheRules, seconds: float) -> bool:
+    """Say whether what was used so many seconds ago is likely still in the cache."""
+    return rules.minimum is not None and seconds <= rules.kept_seconds
+
+
+def is_cold(rules: CacheRules, seconds: float | None) -> bool:
+    """Say whether the cache has surely forgotten what was last used so many seconds ago; None: it is not known."""
+    if rules.minimum is None:
+        return True
+    return seconds is not None and rules.gone_seconds is not None and seconds > rules.gone_seconds
+
+
+def factors_of(rules: CacheRules, price: Price | None = None) -> tuple[float, float]:
+    """Give what writing and reading a token costs in input tokens: by the price list, else by the rules."""
+    if price is None or price.input <= 0:
+        return rules.write, rules.read
+    write = rules.write if price.cache_write is None else price.cache_write / price.input
+    read = rules.read if price.cached is None else price.cached / price.input
+    return write, read
+
+
+def break_even_requests(kept: int, dropped: int, write: float, read: float) -> float:
+    """Say after how many requests a cut with a warm cache has earned what it costs.
+
+    The kept tokens are written again instead of read, and each later request reads the dropped ones no more:
+    K (w - r) / (r D). 0 where writing costs no more than reading; infinite where reading costs nothing.
+    """
+    extra, saved = kept * (write - read), read * dropped
+    if extra <= 0:
+        return 0.0
+    return extra / saved if saved > 0 else math.inf
+
+
+def _openai_rules(found: re.Match[str]) -> CacheRules:
+    version = _version(found[1], found[2])
+    if version >= (5, 6):
+        return _OPENAI_ENTRIES
+    if version >= (5, 0):
+        return _OPENAI_DAY if version == (5, 5) else _OPENAI
+    return {(4, 5): _OPENAI_HALF, (4, 1): _OPENAI_QUARTER}.get(version, NO_CACHE)
+
+
+def _anthropic_rules(found: re.Match[str]) -> CacheRules:
+    line = found[3]  # the version stood before it once: claude-3-5-haiku
+    version = _version(found[4], found[5]) if found[4] else _version(found[1], found[2])
+    minimum = _ANTHROPIC_MINIMUMS.get((line, version), _ANTHROPIC_LINES[line])
+    return replace(_ANTHROPIC, minimum=minimum, read=_ANTHROPIC_READS.get((line, version), _ANTHROPIC.read))
+
+
+def _gemini_rules(found: re.Match[str]) -> CacheRules:
+    version = _version(found[1], found[2])
+    if version < (2, 5):
+        return UNKNOWN_CACHE
+    return _GEMINI if version >= (3, 0) else _GEMINI_2_5
+
+
+def _version(major: str | None, minor: str | None) -> tuple[int, int]:
+    return int(major or 0), int(minor or 0)
+
+
+# Ids by family, and what a match says of the rules. The first that fits counts.
+_FAMILIES: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], CacheRules]]] = (
+    (re.compile(_BEFORE + r"(?:(?:chat)?gpt-4o|o1|o3-mini)(?!\w)"), lambda _: _OPENAI_HALF),
+    (re.compile(_BEFORE + r"(?:o3|o4-mini|codex-mini)(?!\w)"), lambda _: _OPENAI_QUARTER),
+    (re.compile(_BEFORE + r"gpt-(?!35)(\d{1,2})(?:\.(\d{1,2}))?(?![\w.])"), _openai_rules),
+    (
+        re.compile(
+            _BEFORE + r"claude-(?:(\d)(?:[.-](\d))?-)?(opus|sonnet|haiku|fable|mythos)"
+            r"(?:-(\d)(?!\d)(?:[.-](\d{1,2})(?!\d))?)?"
+        ),
+        _anthropic_rules,
+    ),
+    (re.compile(_BEFORE + r"gemini-(\d+)(?:\.(\d+))?"), _gemini_rules),
+    (re.compile(_BEFORE + r"deepseek-(?:chat|reasoner|v\d)"), lambda _: _DEEPSEEK),
+    (
+        re.compile(_BEFORE + r"(?:mistral|magistral|codestral|devstral|ministral|pixtral)-"),
+        lambda _: _MISTRAL,
+    ),
+)
+
+
 # ──── eunoe/listing.py ──────────────────────────────────────────────────────────────────────────────────────
 
 # The names under which providers' model lists tell the context window.
@@ -3559,6 +3753,13 @@ class Settings(BaseModel):
         title="Longest result of a tool, in tokens",
         description="A longer one of an earlier step is sent as its beginning, its end and its error lines, with a "
         "note of what is left out; JSON stays JSON. `0` sends results as they are while they fit.",
+    )
+    cache_hints: Literal["auto", "off", "openai", "anthropic"] = Field(
+        "auto",
+        title="Hints for the provider's cache",
+        description="Some providers cache a prompt only if the request says so. `auto` adds what a provider is known "
+        "to take, `openai` a `prompt_cache_key` to every request, `anthropic` a `cache_control` mark; a "
+        "provider that does not know these may refuse the request. `off` adds nothing.",
     )
     show_status: bool = Field(
         True,
@@ -6525,6 +6726,83 @@ def whole_lines(text: str, *, from_start: bool) -> str:
     return text
 
 
+# ──── eunoe/prompt.py ───────────────────────────────────────────────────────────────────────────────────────
+
+@dataclass(frozen=True, slots=True)
+class SentPrompt:
+    """Which messages of a chat a prompt held, what they became, and how long it was up to each.
+
+    `keys`, `digests`, `roles` and `sizes` have one item for each message that was sent; `ids` leaves out what
+    we added.
+    """
+
+    ids: tuple[str, ...]
+    digests: tuple[str, ...]
+    sizes: tuple[int, ...]  # tokens up to the end of each message, with what stands before the messages
+    at: float
+    model: str = ""
+    tools: str = ""  # a digest of the tool definitions, which stand before everything else
+    keys: tuple[str, ...] = ()  # the message's id in the chat; empty for what we added
+    roles: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Give the tokens of all of it."""
+        return self.sizes[-1] if self.sizes else 0
+
+
+def prompt_of(plan: Plan, at: float, model: str = "", tools: Sequence[Any] = ()) -> SentPrompt:
+    """Note what a plan sends at a time; without `tools` their number of tokens stands for them."""
+    ids = tuple(decision.message.id for decision in plan.kept)
+    messages = plan.messages
+    by_object = {id(decision.sent): decision.message.id for decision in plan.kept}
+    traits = all_traits(messages)
+    sizes = accumulate(plan.sent_tokens, initial=plan.overhead_tokens)
+    return SentPrompt(
+        ids,
+        tuple(known.digest for known in traits),
+        tuple(sizes)[1:],
+        at,
+        model,
+        _digest_of_tools(tools) if tools else str(plan.tools_tokens),
+        tuple(by_object.get(id(raw), "") for raw in messages),
+        tuple(known.role for known in traits),
+    )
+
+
+def same_messages(before: SentPrompt, now: SentPrompt) -> int:
+    """Say how many messages at the beginning of two prompts are the same; none where the tools are not."""
+    if before.tools != now.tools:
+        return 0
+    pairs = enumerate(zip(before.digests, now.digests, strict=False))
+    shorter = min(len(before.digests), len(now.digests))
+    return next((place for place, (old, new) in pairs if old != new), shorter)
+
+
+def served_tokens(before: SentPrompt, now: SentPrompt, rules: CacheRules) -> int:
+    """Say how many tokens of a prompt a provider likely has in its cache from an earlier one."""
+    if before.model != now.model or not is_warm(rules, now.at - before.at):
+        return 0
+    same = same_messages(before, now)
+    if rules.entry_roles is not None:
+        places = (place for place in range(same, 0, -1) if before.roles[place - 1] in rules.entry_roles)
+        same = next(places, 0)
+    return cached_share(rules, before.sizes[same - 1]) if same else 0
+
+
+def extends(prompt: SentPrompt, older: SentPrompt) -> bool:
+    """Say whether a prompt begins with all of an older one, which is then not needed any more."""
+    return (prompt.model, prompt.tools, prompt.digests[: len(older.digests)]) == (
+        older.model,
+        older.tools,
+        older.digests,
+    )
+
+
+def _digest_of_tools(tools: Sequence[Any]) -> str:
+    return hashlib.blake2b(compact_json([*tools]).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
 # ──── eunoe/report.py ───────────────────────────────────────────────────────────────────────────────────────
 
 PREVIEW = 200  # characters
@@ -6612,109 +6890,6 @@ def writable(text: str) -> str:
 
 def _called(message: Message) -> list[str]:
     return [writable(str(function_of(call).get("name") or "?")) for call in calls_of(message.raw)]
-
-
-# ──── eunoe/sent.py ─────────────────────────────────────────────────────────────────────────────────────────
-
-LEAST_CACHED_TOKENS = 1_024  # OpenAI and Anthropic cache no shorter prompt
-CACHE_SECONDS = 300.0  # the shortest life of a cache that is common: Anthropic's, and OpenAI's least
-_MOST_CHATS, _MOST_PROMPTS = 2_000, 8
-
-
-@dataclass(frozen=True, slots=True)
-class SentPrompt:
-    """One prompt as it was sent: which messages of the chat, what they became, and how long it was up to each."""
-
-    ids: tuple[str, ...]
-    digests: tuple[str, ...]
-    sizes: tuple[int, ...]  # tokens up to the end of each message, with what stands before the messages
-    at: float
-
-
-class SentLog:
-    """Remembers the newest prompts of each chat, by content: no text is kept, and losing it costs nothing.
-
-    A chat is known by whose it is, its model and its first message, so chats that begin alike share an
-    entry of a few prompts; the one that fits best is used. Threads may share a log.
-    """
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
-        self._chats: OrderedDict[str, tuple[SentPrompt, ...]] = OrderedDict()
-
-    def note(self, scope: str, model: str, plan: Plan) -> int:
-        """Remember what a plan sends; gives what `cached_tokens` said of it before."""
-        key = _chat_key(scope, model, plan.conversation)
-        prompt = _prompt_of(plan, self._clock.seconds())
-        with self._lock:
-            older = self._chats.pop(key, ())
-            self._chats[key] = (*(p for p in older if not _extends(prompt, p)), prompt)[-_MOST_PROMPTS:]
-            while len(self._chats) > _MOST_CHATS:
-                self._chats.popitem(last=False)
-        return _cached_tokens(older, prompt.digests, prompt.at)
-
-    def cached_tokens(self, scope: str, model: str, plan: Plan) -> int:
-        """Say how many tokens at the beginning of a plan's prompt were sent just so in the last five minutes.
-
-        0 where they are fewer than providers cache.
-        """
-        known = self._known(scope, model, plan.conversation)
-        return _cached_tokens(known, _sent_digests(plan), self._clock.seconds())
-
-    def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
-        """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
-
-        The newest one that is all there counts; of those that are not, the one with the longest beginning.
-        """
-        present = {message.id for message in conversation.messages}
-        best: tuple[str, ...] = ()
-        for prompt in reversed(self._known(scope, model, conversation)):
-            still = prompt.ids[: next((i for i, name in enumerate(prompt.ids) if name not in present), None)]
-            if len(still) == len(prompt.ids):
-                return frozenset(still)
-            best = still if len(still) > len(best) else best
-        return frozenset(best)
-
-    def _known(self, scope: str, model: str, conversation: Conversation) -> tuple[SentPrompt, ...]:
-        with self._lock:
-            return self._chats.get(_chat_key(scope, model, conversation), ())
-
-
-def _chat_key(scope: str, model: str, conversation: Conversation) -> str:
-    first = next((m.digest for m in conversation.messages if not m.is_instruction), "")
-    text = "\x00".join((scope, model, first))
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _prompt_of(plan: Plan, at: float) -> SentPrompt:
-    ids = tuple(decision.message.id for decision in plan.kept)
-    sizes = accumulate(plan.sent_tokens, initial=plan.overhead_tokens)
-    return SentPrompt(ids, _sent_digests(plan), tuple(sizes)[1:], at)
-
-
-def _sent_digests(plan: Plan) -> tuple[str, ...]:
-    return tuple(known.digest for known in all_traits(plan.messages))
-
-
-def _cached_tokens(known: Iterable[SentPrompt], digests: Sequence[str], now: float) -> int:
-    alive = (prompt for prompt in known if prompt.at >= now - CACHE_SECONDS)
-    cached = max((_common_tokens(prompt, digests) for prompt in alive), default=0)
-    return cached if cached >= LEAST_CACHED_TOKENS else 0
-
-
-def _common_tokens(prompt: SentPrompt, digests: Sequence[str]) -> int:
-    tokens = 0
-    for known, new, size in zip(prompt.digests, digests, prompt.sizes, strict=False):
-        if known != new:
-            break
-        tokens = size
-    return tokens
-
-
-def _extends(prompt: SentPrompt, older: SentPrompt) -> bool:
-    """Say whether a prompt begins with all of an older one, which is then not needed any more."""
-    return prompt.digests[: len(older.digests)] == older.digests
 
 
 # ──── eunoe/statusline.py ───────────────────────────────────────────────────────────────────────────────────
@@ -7249,6 +7424,75 @@ def _arguments_shown(raw: Mapping[str, Any]) -> str:
 def _name_shown(name: str) -> str:
     """Give a name without signs that could end a line."""
     return _ODD_IN_SHOWN_NAME.sub("_", name.encode("utf-8", "replace").decode("utf-8"))[:48]
+
+
+# ──── eunoe/sent.py ─────────────────────────────────────────────────────────────────────────────────────────
+
+_MOST_CHATS, _MOST_PROMPTS = 2_000, 8
+
+
+class SentLog:
+    """Remembers the newest prompts of each chat, by content: no text is kept, and losing it costs nothing.
+
+    A chat is known by whose it is and its first message, so chats that begin alike share an entry of a few
+    prompts; the one that fits best is used. Threads may share a log. How long a prompt counts as cached, and
+    from which length on, is the model's provider's rule; a cache that needs a hint is taken to get it.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._chats: OrderedDict[str, tuple[SentPrompt, ...]] = OrderedDict()
+
+    def note(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
+        """Remember what a plan sends; gives what `cached_tokens` said of it before."""
+        key = _chat_key(scope, plan.conversation)
+        prompt = prompt_of(plan, self._clock.seconds(), model, tools)
+        with self._lock:
+            older = self._chats.pop(key, ())
+            self._chats[key] = (*(p for p in older if not extends(prompt, p)), prompt)[-_MOST_PROMPTS:]
+            while len(self._chats) > _MOST_CHATS:
+                self._chats.popitem(last=False)
+        return _served(older, prompt)
+
+    def cached_tokens(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
+        """Say how many tokens at the beginning of a plan's prompt the provider has likely in its cache.
+
+        0 where they are fewer than it caches, or where they were sent too long ago.
+        """
+        prompt = prompt_of(plan, self._clock.seconds(), model, tools)
+        return _served(self._known(scope, plan.conversation), prompt)
+
+    def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
+        """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
+
+        The newest one that is all there counts; of those that are not, the one with the longest beginning.
+        """
+        present = {message.id for message in conversation.messages}
+        best: tuple[str, ...] = ()
+        for prompt in reversed(self._known(scope, conversation)):
+            if prompt.model != model:
+                continue
+            still = prompt.ids[: next((i for i, name in enumerate(prompt.ids) if name not in present), None)]
+            if len(still) == len(prompt.ids):
+                return frozenset(still)
+            best = still if len(still) > len(best) else best
+        return frozenset(best)
+
+    def _known(self, scope: str, conversation: Conversation) -> tuple[SentPrompt, ...]:
+        with self._lock:
+            return self._chats.get(_chat_key(scope, conversation), ())
+
+
+def _chat_key(scope: str, conversation: Conversation) -> str:
+    first = next((m.digest for m in conversation.messages if not m.is_instruction), "")
+    text = f"{scope}\x00{first}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _served(known: Iterable[SentPrompt], prompt: SentPrompt) -> int:
+    rules = rules_for(prompt.model)
+    return max((served_tokens(before, prompt, rules) for before in known), default=0)
 
 
 # ──── eunoe/algorithms/dependency.py ────────────────────────────────────────────────────────────────────────
@@ -11517,63 +11761,65 @@ _SECTIONS = (
     (2666, "eunoe/postings.py", 14),
     (2789, "eunoe/pricing.py", 19),
     (2955, "eunoe/conversation.py", 19),
-    (3329, "eunoe/listing.py", 10),
-    (3365, "eunoe/settings.py", 15),
-    (3699, "eunoe/bonds.py", 18),
-    (3883, "eunoe/flags.py", 27),
-    (4168, "eunoe/relevance.py", 28),
-    (4398, "eunoe/summarizers/prompts.py", 10),
-    (4489, "eunoe/tokens.py", 25),
-    (4646, "eunoe/weighting/static.py", 11),
-    (4666, "eunoe/openrouter.py", 30),
-    (4903, "eunoe/weighting/keyword.py", 13),
-    (4957, "eunoe/weighting/topics.py", 16),
-    (5076, "eunoe/insertion.py", 12),
-    (5120, "eunoe/job.py", 17),
-    (5251, "eunoe/ports.py", 18),
-    (5456, "eunoe/pruning.py", 13),
-    (5614, "eunoe/weighting/smart.py", 13),
-    (5674, "eunoe/plan.py", 22),
-    (5936, "eunoe_hosts/open_webui_hook.py", 23),
-    (6096, "eunoe/algorithms/greedy.py", 18),
-    (6165, "eunoe/failure.py", 17),
-    (6209, "eunoe/reply.py", 13),
-    (6269, "eunoe/scoring.py", 14),
-    (6307, "eunoe/weighting/composite.py", 15),
-    (6364, "eunoe/compress.py", 18),
-    (6530, "eunoe/report.py", 12),
-    (6619, "eunoe/sent.py", 16),
-    (6722, "eunoe/statusline.py", 13),
-    (6793, "eunoe/algorithms/recency.py", 12),
-    (6819, "eunoe/endpoint.py", 20),
-    (7011, "eunoe/draft.py", 14),
-    (7147, "eunoe/weighting/label_prompt.py", 14),
-    (7256, "eunoe/algorithms/dependency.py", 13),
-    (7291, "eunoe/algorithms/prefix.py", 14),
-    (7352, "eunoe/summarizers/transcript.py", 14),
-    (7457, "eunoe/weighting/similarity.py", 24),
-    (7702, "eunoe_hosts/open_webui_models.py", 21),
-    (7840, "eunoe/anchors.py", 19),
-    (8024, "eunoe/weighting/label_windows.py", 12),
-    (8125, "eunoe/weighting/topic_dialog.py", 19),
-    (8284, "eunoe/summarizers/source.py", 17),
-    (8413, "eunoe/weighting/embedding.py", 18),
-    (8528, "eunoe/selection.py", 23),
-    (8724, "eunoe/weighting/label_task.py", 17),
-    (8825, "eunoe/summarizers/checks.py", 24),
-    (9005, "eunoe/summarizers/extract.py", 17),
-    (9099, "eunoe/weighting/hybrid.py", 17),
-    (9201, "eunoe/weighting/llm_analyzer.py", 29),
-    (9471, "eunoe/summarizers/writer.py", 20),
-    (9669, "eunoe/summarizers/llm.py", 23),
-    (9987, "eunoe/summarizers/book.py", 24),
-    (10134, "eunoe/recap.py", 19),
-    (10262, "eunoe/summarizers/conversation.py", 32),
-    (10455, "eunoe/summarizers/units.py", 30),
-    (10586, "eunoe/orchestrator.py", 52),
-    (10864, "eunoe/summarizers/segment.py", 9),
-    (10895, "eunoe/summarizers/turn.py", 9),
-    (10922, "eunoe/assembly.py", 36),
-    (11125, "eunoe/prices.py", 14),
-    (11164, "eunoe_hosts/open_webui.py", 67),
+    (3329, "eunoe/cache_rules.py", 17),
+    (3523, "eunoe/listing.py", 10),
+    (3559, "eunoe/settings.py", 15),
+    (3900, "eunoe/bonds.py", 18),
+    (4084, "eunoe/flags.py", 27),
+    (4369, "eunoe/relevance.py", 28),
+    (4599, "eunoe/summarizers/prompts.py", 10),
+    (4690, "eunoe/tokens.py", 25),
+    (4847, "eunoe/weighting/static.py", 11),
+    (4867, "eunoe/openrouter.py", 30),
+    (5104, "eunoe/weighting/keyword.py", 13),
+    (5158, "eunoe/weighting/topics.py", 16),
+    (5277, "eunoe/insertion.py", 12),
+    (5321, "eunoe/job.py", 17),
+    (5452, "eunoe/ports.py", 18),
+    (5657, "eunoe/pruning.py", 13),
+    (5815, "eunoe/weighting/smart.py", 13),
+    (5875, "eunoe/plan.py", 22),
+    (6137, "eunoe_hosts/open_webui_hook.py", 23),
+    (6297, "eunoe/algorithms/greedy.py", 18),
+    (6366, "eunoe/failure.py", 17),
+    (6410, "eunoe/reply.py", 13),
+    (6470, "eunoe/scoring.py", 14),
+    (6508, "eunoe/weighting/composite.py", 15),
+    (6565, "eunoe/compress.py", 18),
+    (6731, "eunoe/prompt.py", 17),
+    (6808, "eunoe/report.py", 12),
+    (6897, "eunoe/statusline.py", 13),
+    (6968, "eunoe/algorithms/recency.py", 12),
+    (6994, "eunoe/endpoint.py", 20),
+    (7186, "eunoe/draft.py", 14),
+    (7322, "eunoe/weighting/label_prompt.py", 14),
+    (7431, "eunoe/sent.py", 17),
+    (7500, "eunoe/algorithms/dependency.py", 13),
+    (7535, "eunoe/algorithms/prefix.py", 14),
+    (7596, "eunoe/summarizers/transcript.py", 14),
+    (7701, "eunoe/weighting/similarity.py", 24),
+    (7946, "eunoe_hosts/open_webui_models.py", 21),
+    (8084, "eunoe/anchors.py", 19),
+    (8268, "eunoe/weighting/label_windows.py", 12),
+    (8369, "eunoe/weighting/topic_dialog.py", 19),
+    (8528, "eunoe/summarizers/source.py", 17),
+    (8657, "eunoe/weighting/embedding.py", 18),
+    (8772, "eunoe/selection.py", 23),
+    (8968, "eunoe/weighting/label_task.py", 17),
+    (9069, "eunoe/summarizers/checks.py", 24),
+    (9249, "eunoe/summarizers/extract.py", 17),
+    (9343, "eunoe/weighting/hybrid.py", 17),
+    (9445, "eunoe/weighting/llm_analyzer.py", 29),
+    (9715, "eunoe/summarizers/writer.py", 20),
+    (9913, "eunoe/summarizers/llm.py", 23),
+    (10231, "eunoe/summarizers/book.py", 24),
+    (10378, "eunoe/recap.py", 19),
+    (10506, "eunoe/summarizers/conversation.py", 32),
+    (10699, "eunoe/summarizers/units.py", 30),
+    (10830, "eunoe/orchestrator.py", 52),
+    (11108, "eunoe/summarizers/segment.py", 9),
+    (11139, "eunoe/summarizers/turn.py", 9),
+    (11166, "eunoe/assembly.py", 36),
+    (11369, "eunoe/prices.py", 14),
+    (11408, "eunoe_hosts/open_webui.py", 67),
 )

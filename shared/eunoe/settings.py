@@ -210,6 +210,13 @@ class Settings(BaseModel):
         description="A longer one of an earlier step is sent as its beginning, its end and its error lines, with a "
         "note of what is left out; JSON stays JSON. `0` sends results as they are while they fit.",
     )
+    cache_hints: Literal["auto", "off", "openai", "anthropic"] = Field(
+        "auto",
+        title="Hints for the provider's cache",
+        description="Some providers cache a prompt only if the request says so. `auto` adds what a provider is known "
+        "to take, `openai` a `prompt_cache_key` to every request, `anthropic` a `cache_control` mark; a "
+        "provider that does not know these may refuse the request. `off` adds nothing.",
+    )
     show_status: bool = Field(
         True,
         title="Show a line above each answer",

@@ -6,6 +6,7 @@ import pytest
 
 from eunoe.assembly import orchestrator_for
 from eunoe.budget import CompositeBudget, CostBudget, TokenBudget, TokenTargetBudget, with_max_tokens
+from eunoe.cache_rules import UNKNOWN_CACHE
 from eunoe.conversation import Conversation
 from eunoe.errors import BadSetting
 from eunoe.job import UNPRICED, Request
@@ -13,7 +14,7 @@ from eunoe.orchestrator import ContextOrchestrator
 from eunoe.plan import Fate
 from eunoe.ports import ListSink
 from eunoe.pricing import Price, prompt_cost, prompt_cost_at_most, tokens_within
-from eunoe.sent import CACHE_SECONDS, SentLog
+from eunoe.sent import SentLog
 from eunoe.settings import Settings
 from eunoe.tokens import TokenCounter
 
@@ -141,7 +142,7 @@ def test_a_cached_beginning_counts_at_its_price_while_it_lives():
     warm = process(orchestrator, longer, price=CACHED)  # 1,715 tokens: 1,409 cached and 306 not, 0.0045 USD
     assert not warm.plan.is_trimmed
     assert warm.estimated_cost_usd == pytest.approx((1_409 * 1 + (warm.token_count - 1_409) * 10) / 1e6)
-    clock.now += CACHE_SECONDS + 1
+    clock.now += UNKNOWN_CACHE.kept_seconds + 1
     cold = process(orchestrator, longer, price=CACHED)
     assert cold.plan.is_trimmed
     assert cold.estimated_cost_usd <= 0.016

@@ -41,6 +41,7 @@ def test_the_defaults_are_these():
             "redis_url": "redis://redis:6379/0",
             "nosum_by_default": False,
             "compress_over_tokens": 4000,
+            "cache_hints": "auto",
             "show_status": True,
             "observer_url": "",
             "observer_token": "",
@@ -103,7 +104,7 @@ def test_every_setting_can_be_set_by_its_variable():
         "summary_api_base": "http://localhost:8080/v1", "summary_api_key": "s", "summary_extra_body": '{"seed": 1}',
         "summary_window": 4096, "summary_level": "segment", "summary_target_ratio": 0.5, "retry_attempts": 2,
         "cache_backend": "sqlite", "redis_url": "redis://localhost:6379/1", "openrouter_pricing": True,
-        "pricing_cache_ttl_hours": 6.0, "compress_over_tokens": 0,
+        "pricing_cache_ttl_hours": 6.0, "compress_over_tokens": 0, "cache_hints": "off",
     }  # fmt: skip
     assert set(given) == set(Settings.model_fields)
     assert all(value != Settings.model_fields[name].default for name, value in given.items())
