@@ -8,8 +8,8 @@ required_open_webui_version: 0.11.2
 """
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
-# It is Eunoe 0.1.0, made of 87 files; the SHA-256 digest of their text is
-# 419eda586fdb0386be5e6f54d0ca88fcd07f357d3d39c1e6a610daa06de8c64b.
+# It is Eunoe 0.1.0, made of 88 files; the SHA-256 digest of their text is
+# fdb0e13747feb090651707ce6a069cf95b74278c0bba71da4d359bbdc99656e1.
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ import uuid
 import weakref
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Container, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
@@ -247,6 +247,19 @@ class PlanBody(EventBody):
         0,
         description="At its beginning as it was sent shortly before; the provider may have it in its cache.",
     )
+    prefix_tokens: int | None = Field(
+        None,
+        description="At its beginning the same as in the chat's call before; None: no such call is known.",
+    )
+    prefix_break: str | None = Field(
+        None,
+        description="What ended that: a code such as system_changed, new_cut or cache_expired. None: nothing did.",
+    )
+    prefix_message: str | None = Field(None, description="The key of the message that it ended at.")
+    prefix_lost_tokens: int | None = Field(
+        None, description="Billed anew although the provider would have had them in its cache."
+    )
+    prefix_lost_usd: float | None = Field(None, description="What that costs; None: no price is known.")
     counter: str = Field(description="What counted: a tokenizer's name or an estimate.")
     over_limit: bool = Field(False, description="What must be kept alone is over the bound.")
     estimated_cost_usd: float | None = Field(None, description="None: no price is known.")
@@ -6744,6 +6757,8 @@ class SentPrompt:
     tools: str = ""  # a digest of the tool definitions, which stand before everything else
     keys: tuple[str, ...] = ()  # the message's id in the chat; empty for what we added
     roles: tuple[str, ...] = ()
+    tools_tokens: int = 0
+    quoted: frozenset[str] = frozenset()  # messages that were sent with a quotation before them
 
     @property
     def size(self) -> int:
@@ -6767,6 +6782,7 @@ def prompt_of(plan: Plan, at: float, model: str = "", tools: Sequence[Any] = ())
         _digest_of_tools(tools) if tools else str(plan.tools_tokens),
         tuple(by_object.get(id(raw), "") for raw in messages),
         tuple(known.role for known in traits),
+        plan.tools_tokens,
     )
 
 
@@ -6779,6 +6795,11 @@ def same_messages(before: SentPrompt, now: SentPrompt) -> int:
     return next((place for place, (old, new) in pairs if old != new), shorter)
 
 
+def common_tokens(before: SentPrompt, now: SentPrompt) -> int:
+    """Say how many tokens at the beginning of two prompts are the same, tools first."""
+    return _tokens_up_to(before, same_messages(before, now), before.tools == now.tools)
+
+
 def served_tokens(before: SentPrompt, now: SentPrompt, rules: CacheRules) -> int:
     """Say how many tokens of a prompt a provider likely has in its cache from an earlier one."""
     if before.model != now.model or not is_warm(rules, now.at - before.at):
@@ -6787,7 +6808,14 @@ def served_tokens(before: SentPrompt, now: SentPrompt, rules: CacheRules) -> int
     if rules.entry_roles is not None:
         places = (place for place in range(same, 0, -1) if before.roles[place - 1] in rules.entry_roles)
         same = next(places, 0)
-    return cached_share(rules, before.sizes[same - 1]) if same else 0
+    anywhere = rules.automatic and rules.entry_roles is None
+    return cached_share(rules, _tokens_up_to(before, same, anywhere and before.tools == now.tools))
+
+
+def _tokens_up_to(prompt: SentPrompt, messages: int, with_tools: bool) -> int:
+    if messages:
+        return prompt.sizes[messages - 1]
+    return prompt.tools_tokens if with_tools else 0
 
 
 def extends(prompt: SentPrompt, older: SentPrompt) -> bool:
@@ -7426,73 +7454,136 @@ def _name_shown(name: str) -> str:
     return _ODD_IN_SHOWN_NAME.sub("_", name.encode("utf-8", "replace").decode("utf-8"))[:48]
 
 
-# ──── eunoe/sent.py ─────────────────────────────────────────────────────────────────────────────────────────
+# ──── eunoe/prefix.py ───────────────────────────────────────────────────────────────────────────────────────
 
-_MOST_CHATS, _MOST_PROMPTS = 2_000, 8
+class PrefixBreak(StrEnum):
+    """What keeps a provider from serving the beginning of a prompt from its cache; a code to group by."""
+
+    EXPIRED = "cache_expired"
+    MODEL = "other_model"
+    TOOLS = "tools_changed"
+    SYSTEM = "system_changed"
+    EDITED = "message_changed"
+    CUT = "new_cut"
+    SUMMARY = "summary_changed"
+    RECALL = "recall"
+    REWRITTEN = "sent_otherwise"
 
 
-class SentLog:
-    """Remembers the newest prompts of each chat, by content: no text is kept, and losing it costs nothing.
+PREFIX_SENTENCES: Mapping[PrefixBreak, str] = {
+    PrefixBreak.EXPIRED: "The last call was too long ago for the provider's cache.",
+    PrefixBreak.MODEL: "Another model answered before; each has its own cache.",
+    PrefixBreak.TOOLS: "The tools changed, and they stand before everything else.",
+    PrefixBreak.SYSTEM: "A system or developer message changed.",
+    PrefixBreak.EDITED: "A message was edited, deleted or regenerated.",
+    PrefixBreak.CUT: "What was sent before is left out by a new cut.",
+    PrefixBreak.SUMMARY: "What stands for earlier turns changed.",
+    PrefixBreak.RECALL: "What was quoted before an earlier question changed.",
+    PrefixBreak.REWRITTEN: "A message is sent in another form than before, such as shortened.",
+}
 
-    A chat is known by whose it is and its first message, so chats that begin alike share an entry of a few
-    prompts; the one that fits best is used. Threads may share a log. How long a prompt counts as cached, and
-    from which length on, is the model's provider's rule; a cache that needs a hint is taken to get it.
+
+@dataclass(frozen=True, slots=True)
+class PrefixReport:
+    """What a prompt has in common with the one before it.
+
+    `lost_tokens` are billed anew although the provider would have served them from its cache; 0 where
+    nothing broke, or where it would have cached none of it.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
-        self._chats: OrderedDict[str, tuple[SentPrompt, ...]] = OrderedDict()
-
-    def note(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
-        """Remember what a plan sends; gives what `cached_tokens` said of it before."""
-        key = _chat_key(scope, plan.conversation)
-        prompt = prompt_of(plan, self._clock.seconds(), model, tools)
-        with self._lock:
-            older = self._chats.pop(key, ())
-            self._chats[key] = (*(p for p in older if not extends(prompt, p)), prompt)[-_MOST_PROMPTS:]
-            while len(self._chats) > _MOST_CHATS:
-                self._chats.popitem(last=False)
-        return _served(older, prompt)
-
-    def cached_tokens(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
-        """Say how many tokens at the beginning of a plan's prompt the provider has likely in its cache.
-
-        0 where they are fewer than it caches, or where they were sent too long ago.
-        """
-        prompt = prompt_of(plan, self._clock.seconds(), model, tools)
-        return _served(self._known(scope, plan.conversation), prompt)
-
-    def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
-        """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
-
-        The newest one that is all there counts; of those that are not, the one with the longest beginning.
-        """
-        present = {message.id for message in conversation.messages}
-        best: tuple[str, ...] = ()
-        for prompt in reversed(self._known(scope, conversation)):
-            if prompt.model != model:
-                continue
-            still = prompt.ids[: next((i for i, name in enumerate(prompt.ids) if name not in present), None)]
-            if len(still) == len(prompt.ids):
-                return frozenset(still)
-            best = still if len(still) > len(best) else best
-        return frozenset(best)
-
-    def _known(self, scope: str, conversation: Conversation) -> tuple[SentPrompt, ...]:
-        with self._lock:
-            return self._chats.get(_chat_key(scope, conversation), ())
+    tokens: int  # at the beginning, the same as before
+    served_tokens: int  # of these, those that the provider's cache likely has
+    cause: PrefixBreak | None = None  # None: it is the one before with more behind it, or a part of it
+    position: int | None = None  # of the first message that differs, among those sent; None: no message does
+    message: str = ""  # that message's name in the chat; empty for what we added
+    lost_tokens: int = 0
+    lost_usd: float | None = None  # None: no price is known
 
 
-def _chat_key(scope: str, conversation: Conversation) -> str:
-    first = next((m.digest for m in conversation.messages if not m.is_instruction), "")
-    text = f"{scope}\x00{first}"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def prefix_report(
+    before: SentPrompt,
+    now: SentPrompt,
+    rules: CacheRules,
+    *,
+    present: Collection[str] = (),
+    new_cut: bool = False,
+    price: Price | None = None,
+) -> PrefixReport:
+    """Compare a prompt with the one before it.
+
+    `present` names the messages that the chat has now, sent or not; `new_cut` says that a cut was just made.
+    """
+    tokens = common_tokens(before, now)
+    served = served_tokens(before, now, rules)
+    cause, position = _break(before, now, rules, present, new_cut=new_cut)
+    if cause is None:
+        return PrefixReport(tokens, served, lost_usd=_cost(0, price))
+    key = "" if position is None else _key_at(before, position) or _key_at(now, position)
+    lost = max(0, min(cached_share(rules, before.size), now.size) - served)
+    return PrefixReport(tokens, served, cause, position, key, lost, _cost(lost, price))
 
 
-def _served(known: Iterable[SentPrompt], prompt: SentPrompt) -> int:
-    rules = rules_for(prompt.model)
-    return max((served_tokens(before, prompt, rules) for before in known), default=0)
+def nearest(known: Iterable[SentPrompt], now: SentPrompt) -> SentPrompt | None:
+    """Find the prompt that went before this one in its chat: one that it carries on, or that has most in common.
+
+    One to the same model goes before all others. Of those that are alike the newest.
+    """
+
+    def likeness(before: SentPrompt) -> tuple[bool, bool, int, float]:
+        shared = len(set(before.keys) & set(now.keys))
+        return before.model == now.model, _is_carried_on(before, now), shared, before.at
+
+    return max(known, key=likeness, default=None)
+
+
+def _break(
+    before: SentPrompt, now: SentPrompt, rules: CacheRules, present: Collection[str], *, new_cut: bool
+) -> tuple[PrefixBreak | None, int | None]:
+    """Find what broke the beginning, and at which message."""
+    if before.model != now.model:
+        return PrefixBreak.MODEL, None
+    if rules.minimum is not None and not is_warm(rules, now.at - before.at):
+        return PrefixBreak.EXPIRED, None
+    if before.tools != now.tools:
+        return PrefixBreak.TOOLS, None
+    if _is_carried_on(before, now):
+        return None, None
+    place = same_messages(before, now)
+    return _cause_at(before, now, place, present, new_cut=new_cut), place
+
+
+def _cause_at(
+    before: SentPrompt, now: SentPrompt, place: int, present: Collection[str], *, new_cut: bool
+) -> PrefixBreak:
+    old, new = before.keys[place], now.keys[place]
+    if before.roles[place] in INSTRUCTION_ROLES or now.roles[place] in INSTRUCTION_ROLES:
+        return PrefixBreak.SYSTEM
+    if old and old not in present and old not in now.keys:
+        return PrefixBreak.EDITED
+    if new_cut or (old and old not in now.keys):
+        return PrefixBreak.CUT
+    if not old or not new:
+        return PrefixBreak.SUMMARY
+    if old == new:
+        quoted = old in before.quoted or old in now.quoted
+        return PrefixBreak.RECALL if quoted else PrefixBreak.REWRITTEN
+    return PrefixBreak.EDITED  # both are there, in another order or with one between them
+
+
+def _is_carried_on(before: SentPrompt, now: SentPrompt) -> bool:
+    """Say whether one prompt is the beginning of the other: nothing that both could have in common differs."""
+    shorter = min(len(before.digests), len(now.digests))
+    return before.tools == now.tools and same_messages(before, now) == shorter
+
+
+def _key_at(prompt: SentPrompt, place: int) -> str:
+    return prompt.keys[place] if place < len(prompt.keys) else ""
+
+
+def _cost(tokens: int, price: Price | None) -> float | None:
+    """Give what tokens cost more as input than from the cache, in USD."""
+    plain, cached = prompt_cost(tokens, price), prompt_cost(tokens, price, tokens)
+    return None if plain is None or cached is None else plain - cached
 
 
 # ──── eunoe/algorithms/dependency.py ────────────────────────────────────────────────────────────────────────
@@ -8521,6 +8612,93 @@ def _topic_dialog_continued(reply: ChatReply, shown: Mapping[int, str]) -> list[
         texts = [shown.get(number, f"There is no other topic {number} to open.") for number in numbers]
         results.append({"role": "tool", "tool_call_id": name, "content": "\n\n".join(texts)})
     return [{"role": "assistant", "content": reply.text or None, "tool_calls": given}, *results]
+
+
+# ──── eunoe/sent.py ─────────────────────────────────────────────────────────────────────────────────────────
+
+_MOST_CHATS, _MOST_PROMPTS = 2_000, 8
+
+
+class SentLog:
+    """Remembers the newest prompts of each chat, by content: no text is kept, and losing it costs nothing.
+
+    A chat is known by whose it is and its first message, so chats that begin alike share an entry of a few
+    prompts; the one that fits best is used. Threads may share a log. How long a prompt counts as cached, and
+    from which length on, is the model's provider's rule; a cache that needs a hint is taken to get it.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._chats: OrderedDict[str, tuple[SentPrompt, ...]] = OrderedDict()
+
+    def note(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
+        """Remember what a plan sends; gives what `cached_tokens` said of it before."""
+        key = _chat_key(scope, plan.conversation)
+        prompt = prompt_of(plan, self._clock.seconds(), model, tools)
+        with self._lock:
+            older = self._chats.pop(key, ())
+            self._chats[key] = (*(p for p in older if not extends(prompt, p)), prompt)[-_MOST_PROMPTS:]
+            while len(self._chats) > _MOST_CHATS:
+                self._chats.popitem(last=False)
+        return _served(older, prompt)
+
+    def cached_tokens(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
+        """Say how many tokens at the beginning of a plan's prompt the provider has likely in its cache.
+
+        0 where they are fewer than it caches, or where they were sent too long ago.
+        """
+        prompt = prompt_of(plan, self._clock.seconds(), model, tools)
+        return _served(self._known(scope, plan.conversation), prompt)
+
+    def report(
+        self,
+        scope: str,
+        model: str,
+        plan: Plan,
+        tools: Sequence[Any] = (),
+        *,
+        new_cut: bool = False,
+        price: Price | None = None,
+    ) -> PrefixReport | None:
+        """Compare a plan's prompt with the one before it in its chat; None if none is known. Call it before `note`."""
+        now = prompt_of(plan, self._clock.seconds(), model, tools)
+        before = nearest(self._known(scope, plan.conversation), now)
+        if before is None:
+            return None
+        present = {message.id for message in plan.conversation.messages}
+        return prefix_report(before, now, rules_for(model), present=present, new_cut=new_cut, price=price)
+
+    def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
+        """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
+
+        The newest one that is all there counts; of those that are not, the one with the longest beginning.
+        """
+        present = {message.id for message in conversation.messages}
+        best: tuple[str, ...] = ()
+        for prompt in reversed(self._known(scope, conversation)):
+            if prompt.model != model:
+                continue
+            still = prompt.ids[: next((i for i, name in enumerate(prompt.ids) if name not in present), None)]
+            if len(still) == len(prompt.ids):
+                return frozenset(still)
+            best = still if len(still) > len(best) else best
+        return frozenset(best)
+
+    def _known(self, scope: str, conversation: Conversation) -> tuple[SentPrompt, ...]:
+        with self._lock:
+            return self._chats.get(_chat_key(scope, conversation), ())
+
+
+def _chat_key(scope: str, conversation: Conversation) -> str:
+    first = next((m.digest for m in conversation.messages if not m.is_instruction), "")
+    text = f"{scope}\x00{first}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _served(known: Iterable[SentPrompt], prompt: SentPrompt) -> int:
+    rules = rules_for(prompt.model)
+    return max((served_tokens(before, prompt, rules) for before in known), default=0)
 
 
 # ──── eunoe/summarizers/source.py ───────────────────────────────────────────────────────────────────────────
@@ -11738,88 +11916,89 @@ _SECTIONS = (
     (84, "eunoe/breath.py", 12),
     (109, "eunoe/errors.py", 15),
     (159, "eunoe/events.py", 17),
-    (353, "eunoe/cache/entry.py", 5),
-    (378, "eunoe/cache/outage.py", 9),
-    (422, "eunoe/terms.py", 12),
-    (551, "eunoe/estimate.py", 14),
-    (669, "eunoe/usage.py", 9),
-    (777, "eunoe/summarizers/language.py", 9),
-    (851, "eunoe/summarizers/values.py", 9),
-    (1080, "eunoe/summarizers/sections.py", 7),
-    (1127, "eunoe/weighting/labels.py", 11),
-    (1302, "eunoe/weighting/vectors.py", 20),
-    (1386, "eunoe/memo.py", 13),
-    (1464, "eunoe/api.py", 20),
-    (1685, "eunoe/budget.py", 15),
-    (1871, "eunoe/sink.py", 17),
-    (2041, "eunoe/cache/keys.py", 10),
-    (2058, "eunoe/cache/memory.py", 15),
-    (2134, "eunoe/cache/redis.py", 16),
-    (2291, "eunoe/cache/sqlite.py", 23),
-    (2495, "eunoe/cues.py", 11),
-    (2555, "eunoe/kinds.py", 15),
-    (2666, "eunoe/postings.py", 14),
-    (2789, "eunoe/pricing.py", 19),
-    (2955, "eunoe/conversation.py", 19),
-    (3329, "eunoe/cache_rules.py", 17),
-    (3523, "eunoe/listing.py", 10),
-    (3559, "eunoe/settings.py", 15),
-    (3900, "eunoe/bonds.py", 18),
-    (4084, "eunoe/flags.py", 27),
-    (4369, "eunoe/relevance.py", 28),
-    (4599, "eunoe/summarizers/prompts.py", 10),
-    (4690, "eunoe/tokens.py", 25),
-    (4847, "eunoe/weighting/static.py", 11),
-    (4867, "eunoe/openrouter.py", 30),
-    (5104, "eunoe/weighting/keyword.py", 13),
-    (5158, "eunoe/weighting/topics.py", 16),
-    (5277, "eunoe/insertion.py", 12),
-    (5321, "eunoe/job.py", 17),
-    (5452, "eunoe/ports.py", 18),
-    (5657, "eunoe/pruning.py", 13),
-    (5815, "eunoe/weighting/smart.py", 13),
-    (5875, "eunoe/plan.py", 22),
-    (6137, "eunoe_hosts/open_webui_hook.py", 23),
-    (6297, "eunoe/algorithms/greedy.py", 18),
-    (6366, "eunoe/failure.py", 17),
-    (6410, "eunoe/reply.py", 13),
-    (6470, "eunoe/scoring.py", 14),
-    (6508, "eunoe/weighting/composite.py", 15),
-    (6565, "eunoe/compress.py", 18),
-    (6731, "eunoe/prompt.py", 17),
-    (6808, "eunoe/report.py", 12),
-    (6897, "eunoe/statusline.py", 13),
-    (6968, "eunoe/algorithms/recency.py", 12),
-    (6994, "eunoe/endpoint.py", 20),
-    (7186, "eunoe/draft.py", 14),
-    (7322, "eunoe/weighting/label_prompt.py", 14),
-    (7431, "eunoe/sent.py", 17),
-    (7500, "eunoe/algorithms/dependency.py", 13),
-    (7535, "eunoe/algorithms/prefix.py", 14),
-    (7596, "eunoe/summarizers/transcript.py", 14),
-    (7701, "eunoe/weighting/similarity.py", 24),
-    (7946, "eunoe_hosts/open_webui_models.py", 21),
-    (8084, "eunoe/anchors.py", 19),
-    (8268, "eunoe/weighting/label_windows.py", 12),
-    (8369, "eunoe/weighting/topic_dialog.py", 19),
-    (8528, "eunoe/summarizers/source.py", 17),
-    (8657, "eunoe/weighting/embedding.py", 18),
-    (8772, "eunoe/selection.py", 23),
-    (8968, "eunoe/weighting/label_task.py", 17),
-    (9069, "eunoe/summarizers/checks.py", 24),
-    (9249, "eunoe/summarizers/extract.py", 17),
-    (9343, "eunoe/weighting/hybrid.py", 17),
-    (9445, "eunoe/weighting/llm_analyzer.py", 29),
-    (9715, "eunoe/summarizers/writer.py", 20),
-    (9913, "eunoe/summarizers/llm.py", 23),
-    (10231, "eunoe/summarizers/book.py", 24),
-    (10378, "eunoe/recap.py", 19),
-    (10506, "eunoe/summarizers/conversation.py", 32),
-    (10699, "eunoe/summarizers/units.py", 30),
-    (10830, "eunoe/orchestrator.py", 52),
-    (11108, "eunoe/summarizers/segment.py", 9),
-    (11139, "eunoe/summarizers/turn.py", 9),
-    (11166, "eunoe/assembly.py", 36),
-    (11369, "eunoe/prices.py", 14),
-    (11408, "eunoe_hosts/open_webui.py", 67),
+    (366, "eunoe/cache/entry.py", 5),
+    (391, "eunoe/cache/outage.py", 9),
+    (435, "eunoe/terms.py", 12),
+    (564, "eunoe/estimate.py", 14),
+    (682, "eunoe/usage.py", 9),
+    (790, "eunoe/summarizers/language.py", 9),
+    (864, "eunoe/summarizers/values.py", 9),
+    (1093, "eunoe/summarizers/sections.py", 7),
+    (1140, "eunoe/weighting/labels.py", 11),
+    (1315, "eunoe/weighting/vectors.py", 20),
+    (1399, "eunoe/memo.py", 13),
+    (1477, "eunoe/api.py", 20),
+    (1698, "eunoe/budget.py", 15),
+    (1884, "eunoe/sink.py", 17),
+    (2054, "eunoe/cache/keys.py", 10),
+    (2071, "eunoe/cache/memory.py", 15),
+    (2147, "eunoe/cache/redis.py", 16),
+    (2304, "eunoe/cache/sqlite.py", 23),
+    (2508, "eunoe/cues.py", 11),
+    (2568, "eunoe/kinds.py", 15),
+    (2679, "eunoe/postings.py", 14),
+    (2802, "eunoe/pricing.py", 19),
+    (2968, "eunoe/conversation.py", 19),
+    (3342, "eunoe/cache_rules.py", 17),
+    (3536, "eunoe/listing.py", 10),
+    (3572, "eunoe/settings.py", 15),
+    (3913, "eunoe/bonds.py", 18),
+    (4097, "eunoe/flags.py", 27),
+    (4382, "eunoe/relevance.py", 28),
+    (4612, "eunoe/summarizers/prompts.py", 10),
+    (4703, "eunoe/tokens.py", 25),
+    (4860, "eunoe/weighting/static.py", 11),
+    (4880, "eunoe/openrouter.py", 30),
+    (5117, "eunoe/weighting/keyword.py", 13),
+    (5171, "eunoe/weighting/topics.py", 16),
+    (5290, "eunoe/insertion.py", 12),
+    (5334, "eunoe/job.py", 17),
+    (5465, "eunoe/ports.py", 18),
+    (5670, "eunoe/pruning.py", 13),
+    (5828, "eunoe/weighting/smart.py", 13),
+    (5888, "eunoe/plan.py", 22),
+    (6150, "eunoe_hosts/open_webui_hook.py", 23),
+    (6310, "eunoe/algorithms/greedy.py", 18),
+    (6379, "eunoe/failure.py", 17),
+    (6423, "eunoe/reply.py", 13),
+    (6483, "eunoe/scoring.py", 14),
+    (6521, "eunoe/weighting/composite.py", 15),
+    (6578, "eunoe/compress.py", 18),
+    (6744, "eunoe/prompt.py", 17),
+    (6836, "eunoe/report.py", 12),
+    (6925, "eunoe/statusline.py", 13),
+    (6996, "eunoe/algorithms/recency.py", 12),
+    (7022, "eunoe/endpoint.py", 20),
+    (7214, "eunoe/draft.py", 14),
+    (7350, "eunoe/weighting/label_prompt.py", 14),
+    (7459, "eunoe/prefix.py", 15),
+    (7591, "eunoe/algorithms/dependency.py", 13),
+    (7626, "eunoe/algorithms/prefix.py", 14),
+    (7687, "eunoe/summarizers/transcript.py", 14),
+    (7792, "eunoe/weighting/similarity.py", 24),
+    (8037, "eunoe_hosts/open_webui_models.py", 21),
+    (8175, "eunoe/anchors.py", 19),
+    (8359, "eunoe/weighting/label_windows.py", 12),
+    (8460, "eunoe/weighting/topic_dialog.py", 19),
+    (8619, "eunoe/sent.py", 19),
+    (8706, "eunoe/summarizers/source.py", 17),
+    (8835, "eunoe/weighting/embedding.py", 18),
+    (8950, "eunoe/selection.py", 23),
+    (9146, "eunoe/weighting/label_task.py", 17),
+    (9247, "eunoe/summarizers/checks.py", 24),
+    (9427, "eunoe/summarizers/extract.py", 17),
+    (9521, "eunoe/weighting/hybrid.py", 17),
+    (9623, "eunoe/weighting/llm_analyzer.py", 29),
+    (9893, "eunoe/summarizers/writer.py", 20),
+    (10091, "eunoe/summarizers/llm.py", 23),
+    (10409, "eunoe/summarizers/book.py", 24),
+    (10556, "eunoe/recap.py", 19),
+    (10684, "eunoe/summarizers/conversation.py", 32),
+    (10877, "eunoe/summarizers/units.py", 30),
+    (11008, "eunoe/orchestrator.py", 52),
+    (11286, "eunoe/summarizers/segment.py", 9),
+    (11317, "eunoe/summarizers/turn.py", 9),
+    (11344, "eunoe/assembly.py", 36),
+    (11547, "eunoe/prices.py", 14),
+    (11586, "eunoe_hosts/open_webui.py", 67),
 )

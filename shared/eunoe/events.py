@@ -105,6 +105,19 @@ class PlanBody(EventBody):
         0,
         description="At its beginning as it was sent shortly before; the provider may have it in its cache.",
     )
+    prefix_tokens: int | None = Field(
+        None,
+        description="At its beginning the same as in the chat's call before; None: no such call is known.",
+    )
+    prefix_break: str | None = Field(
+        None,
+        description="What ended that: a code such as system_changed, new_cut or cache_expired. None: nothing did.",
+    )
+    prefix_message: str | None = Field(None, description="The key of the message that it ended at.")
+    prefix_lost_tokens: int | None = Field(
+        None, description="Billed anew although the provider would have had them in its cache."
+    )
+    prefix_lost_usd: float | None = Field(None, description="What that costs; None: no price is known.")
     counter: str = Field(description="What counted: a tokenizer's name or an estimate.")
     over_limit: bool = Field(False, description="What must be kept alone is over the bound.")
     estimated_cost_usd: float | None = Field(None, description="None: no price is known.")

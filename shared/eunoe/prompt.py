@@ -30,6 +30,8 @@ class SentPrompt:
     tools: str = ""  # a digest of the tool definitions, which stand before everything else
     keys: tuple[str, ...] = ()  # the message's id in the chat; empty for what we added
     roles: tuple[str, ...] = ()
+    tools_tokens: int = 0
+    quoted: frozenset[str] = frozenset()  # messages that were sent with a quotation before them
 
     @property
     def size(self) -> int:
@@ -53,6 +55,7 @@ def prompt_of(plan: Plan, at: float, model: str = "", tools: Sequence[Any] = ())
         _digest_of_tools(tools) if tools else str(plan.tools_tokens),
         tuple(by_object.get(id(raw), "") for raw in messages),
         tuple(known.role for known in traits),
+        plan.tools_tokens,
     )
 
 
@@ -65,6 +68,11 @@ def same_messages(before: SentPrompt, now: SentPrompt) -> int:
     return next((place for place, (old, new) in pairs if old != new), shorter)
 
 
+def common_tokens(before: SentPrompt, now: SentPrompt) -> int:
+    """Say how many tokens at the beginning of two prompts are the same, tools first."""
+    return _tokens_up_to(before, same_messages(before, now), before.tools == now.tools)
+
+
 def served_tokens(before: SentPrompt, now: SentPrompt, rules: CacheRules) -> int:
     """Say how many tokens of a prompt a provider likely has in its cache from an earlier one."""
     if before.model != now.model or not is_warm(rules, now.at - before.at):
@@ -73,7 +81,14 @@ def served_tokens(before: SentPrompt, now: SentPrompt, rules: CacheRules) -> int
     if rules.entry_roles is not None:
         places = (place for place in range(same, 0, -1) if before.roles[place - 1] in rules.entry_roles)
         same = next(places, 0)
-    return cached_share(rules, before.sizes[same - 1]) if same else 0
+    anywhere = rules.automatic and rules.entry_roles is None
+    return cached_share(rules, _tokens_up_to(before, same, anywhere and before.tools == now.tools))
+
+
+def _tokens_up_to(prompt: SentPrompt, messages: int, with_tools: bool) -> int:
+    if messages:
+        return prompt.sizes[messages - 1]
+    return prompt.tools_tokens if with_tools else 0
 
 
 def extends(prompt: SentPrompt, older: SentPrompt) -> bool:

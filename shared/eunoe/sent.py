@@ -12,6 +12,8 @@ from .cache_rules import rules_for
 from .conversation import Conversation
 from .plan import Plan
 from .ports import Clock, SystemClock
+from .prefix import PrefixReport, nearest, prefix_report
+from .pricing import Price
 from .prompt import SentPrompt, extends, prompt_of, served_tokens
 
 _MOST_CHATS, _MOST_PROMPTS = 2_000, 8
@@ -48,6 +50,24 @@ class SentLog:
         """
         prompt = prompt_of(plan, self._clock.seconds(), model, tools)
         return _served(self._known(scope, plan.conversation), prompt)
+
+    def report(
+        self,
+        scope: str,
+        model: str,
+        plan: Plan,
+        tools: Sequence[Any] = (),
+        *,
+        new_cut: bool = False,
+        price: Price | None = None,
+    ) -> PrefixReport | None:
+        """Compare a plan's prompt with the one before it in its chat; None if none is known. Call it before `note`."""
+        now = prompt_of(plan, self._clock.seconds(), model, tools)
+        before = nearest(self._known(scope, plan.conversation), now)
+        if before is None:
+            return None
+        present = {message.id for message in plan.conversation.messages}
+        return prefix_report(before, now, rules_for(model), present=present, new_cut=new_cut, price=price)
 
     def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
         """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
