@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 88 files; the SHA-256 digest of their text is
-# fdb0e13747feb090651707ce6a069cf95b74278c0bba71da4d359bbdc99656e1.
+# 14ff1c9ec0c834a80323d6e0e080378434ac492631858d2c75227175a057a0d6.
 
 from __future__ import annotations
 
@@ -8619,6 +8619,14 @@ def _topic_dialog_continued(reply: ChatReply, shown: Mapping[int, str]) -> list[
 _MOST_CHATS, _MOST_PROMPTS = 2_000, 8
 
 
+@dataclass(frozen=True, slots=True)
+class PromptNote:
+    """How a prompt compares with those before it: the tokens that are likely cached, and what broke the rest."""
+
+    cached_tokens: int
+    prefix: PrefixReport | None = None  # None: no earlier prompt of the chat is known
+
+
 class SentLog:
     """Remembers the newest prompts of each chat, by content: no text is kept, and losing it costs nothing.
 
@@ -8634,6 +8642,19 @@ class SentLog:
 
     def note(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
         """Remember what a plan sends; gives what `cached_tokens` said of it before."""
+        return self.noted(scope, model, plan, tools).cached_tokens
+
+    def noted(
+        self,
+        scope: str,
+        model: str,
+        plan: Plan,
+        tools: Sequence[Any] = (),
+        *,
+        new_cut: bool = False,
+        price: Price | None = None,
+    ) -> PromptNote:
+        """Remember what a plan sends, and say how it compares with what was sent before."""
         key = _chat_key(scope, plan.conversation)
         prompt = prompt_of(plan, self._clock.seconds(), model, tools)
         with self._lock:
@@ -8641,7 +8662,12 @@ class SentLog:
             self._chats[key] = (*(p for p in older if not extends(prompt, p)), prompt)[-_MOST_PROMPTS:]
             while len(self._chats) > _MOST_CHATS:
                 self._chats.popitem(last=False)
-        return _served(older, prompt)
+        rules, before = rules_for(model), nearest(older, prompt)
+        if before is None:
+            return PromptNote(0)
+        present = {message.id for message in plan.conversation.messages}
+        prefix = prefix_report(before, prompt, rules, present=present, new_cut=new_cut, price=price)
+        return PromptNote(_served(older, prompt), prefix)
 
     def cached_tokens(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
         """Say how many tokens at the beginning of a plan's prompt the provider has likely in its cache.
@@ -8651,23 +8677,15 @@ class SentLog:
         prompt = prompt_of(plan, self._clock.seconds(), model, tools)
         return _served(self._known(scope, plan.conversation), prompt)
 
-    def report(
-        self,
-        scope: str,
-        model: str,
-        plan: Plan,
-        tools: Sequence[Any] = (),
-        *,
-        new_cut: bool = False,
-        price: Price | None = None,
-    ) -> PrefixReport | None:
-        """Compare a plan's prompt with the one before it in its chat; None if none is known. Call it before `note`."""
-        now = prompt_of(plan, self._clock.seconds(), model, tools)
-        before = nearest(self._known(scope, plan.conversation), now)
-        if before is None:
-            return None
-        present = {message.id for message in plan.conversation.messages}
-        return prefix_report(before, now, rules_for(model), present=present, new_cut=new_cut, price=price)
+    def idle_seconds(self, scope: str, model: str, conversation: Conversation) -> float | None:
+        """Say how long ago this chat last sent something to this model; None if that is not known.
+
+        What a chat that begins alike sent counts only where nothing of this very chat is known.
+        """
+        present = {message.id for message in conversation.messages}
+        known = [p for p in self._known(scope, conversation) if p.model == model]
+        newest = max(known, key=lambda p: (present.issuperset(p.ids), p.at), default=None)
+        return None if newest is None else max(0.0, self._clock.seconds() - newest.at)
 
     def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
         """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.
@@ -11980,25 +11998,25 @@ _SECTIONS = (
     (8175, "eunoe/anchors.py", 19),
     (8359, "eunoe/weighting/label_windows.py", 12),
     (8460, "eunoe/weighting/topic_dialog.py", 19),
-    (8619, "eunoe/sent.py", 19),
-    (8706, "eunoe/summarizers/source.py", 17),
-    (8835, "eunoe/weighting/embedding.py", 18),
-    (8950, "eunoe/selection.py", 23),
-    (9146, "eunoe/weighting/label_task.py", 17),
-    (9247, "eunoe/summarizers/checks.py", 24),
-    (9427, "eunoe/summarizers/extract.py", 17),
-    (9521, "eunoe/weighting/hybrid.py", 17),
-    (9623, "eunoe/weighting/llm_analyzer.py", 29),
-    (9893, "eunoe/summarizers/writer.py", 20),
-    (10091, "eunoe/summarizers/llm.py", 23),
-    (10409, "eunoe/summarizers/book.py", 24),
-    (10556, "eunoe/recap.py", 19),
-    (10684, "eunoe/summarizers/conversation.py", 32),
-    (10877, "eunoe/summarizers/units.py", 30),
-    (11008, "eunoe/orchestrator.py", 52),
-    (11286, "eunoe/summarizers/segment.py", 9),
-    (11317, "eunoe/summarizers/turn.py", 9),
-    (11344, "eunoe/assembly.py", 36),
-    (11547, "eunoe/prices.py", 14),
-    (11586, "eunoe_hosts/open_webui.py", 67),
+    (8619, "eunoe/sent.py", 20),
+    (8724, "eunoe/summarizers/source.py", 17),
+    (8853, "eunoe/weighting/embedding.py", 18),
+    (8968, "eunoe/selection.py", 23),
+    (9164, "eunoe/weighting/label_task.py", 17),
+    (9265, "eunoe/summarizers/checks.py", 24),
+    (9445, "eunoe/summarizers/extract.py", 17),
+    (9539, "eunoe/weighting/hybrid.py", 17),
+    (9641, "eunoe/weighting/llm_analyzer.py", 29),
+    (9911, "eunoe/summarizers/writer.py", 20),
+    (10109, "eunoe/summarizers/llm.py", 23),
+    (10427, "eunoe/summarizers/book.py", 24),
+    (10574, "eunoe/recap.py", 19),
+    (10702, "eunoe/summarizers/conversation.py", 32),
+    (10895, "eunoe/summarizers/units.py", 30),
+    (11026, "eunoe/orchestrator.py", 52),
+    (11304, "eunoe/summarizers/segment.py", 9),
+    (11335, "eunoe/summarizers/turn.py", 9),
+    (11362, "eunoe/assembly.py", 36),
+    (11565, "eunoe/prices.py", 14),
+    (11604, "eunoe_hosts/open_webui.py", 67),
 )

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .cache_rules import rules_for
@@ -17,6 +18,14 @@ from .pricing import Price
 from .prompt import SentPrompt, extends, prompt_of, served_tokens
 
 _MOST_CHATS, _MOST_PROMPTS = 2_000, 8
+
+
+@dataclass(frozen=True, slots=True)
+class PromptNote:
+    """How a prompt compares with those before it: the tokens that are likely cached, and what broke the rest."""
+
+    cached_tokens: int
+    prefix: PrefixReport | None = None  # None: no earlier prompt of the chat is known
 
 
 class SentLog:
@@ -34,6 +43,19 @@ class SentLog:
 
     def note(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
         """Remember what a plan sends; gives what `cached_tokens` said of it before."""
+        return self.noted(scope, model, plan, tools).cached_tokens
+
+    def noted(
+        self,
+        scope: str,
+        model: str,
+        plan: Plan,
+        tools: Sequence[Any] = (),
+        *,
+        new_cut: bool = False,
+        price: Price | None = None,
+    ) -> PromptNote:
+        """Remember what a plan sends, and say how it compares with what was sent before."""
         key = _chat_key(scope, plan.conversation)
         prompt = prompt_of(plan, self._clock.seconds(), model, tools)
         with self._lock:
@@ -41,7 +63,12 @@ class SentLog:
             self._chats[key] = (*(p for p in older if not extends(prompt, p)), prompt)[-_MOST_PROMPTS:]
             while len(self._chats) > _MOST_CHATS:
                 self._chats.popitem(last=False)
-        return _served(older, prompt)
+        rules, before = rules_for(model), nearest(older, prompt)
+        if before is None:
+            return PromptNote(0)
+        present = {message.id for message in plan.conversation.messages}
+        prefix = prefix_report(before, prompt, rules, present=present, new_cut=new_cut, price=price)
+        return PromptNote(_served(older, prompt), prefix)
 
     def cached_tokens(self, scope: str, model: str, plan: Plan, tools: Sequence[Any] = ()) -> int:
         """Say how many tokens at the beginning of a plan's prompt the provider has likely in its cache.
@@ -51,23 +78,15 @@ class SentLog:
         prompt = prompt_of(plan, self._clock.seconds(), model, tools)
         return _served(self._known(scope, plan.conversation), prompt)
 
-    def report(
-        self,
-        scope: str,
-        model: str,
-        plan: Plan,
-        tools: Sequence[Any] = (),
-        *,
-        new_cut: bool = False,
-        price: Price | None = None,
-    ) -> PrefixReport | None:
-        """Compare a plan's prompt with the one before it in its chat; None if none is known. Call it before `note`."""
-        now = prompt_of(plan, self._clock.seconds(), model, tools)
-        before = nearest(self._known(scope, plan.conversation), now)
-        if before is None:
-            return None
-        present = {message.id for message in plan.conversation.messages}
-        return prefix_report(before, now, rules_for(model), present=present, new_cut=new_cut, price=price)
+    def idle_seconds(self, scope: str, model: str, conversation: Conversation) -> float | None:
+        """Say how long ago this chat last sent something to this model; None if that is not known.
+
+        What a chat that begins alike sent counts only where nothing of this very chat is known.
+        """
+        present = {message.id for message in conversation.messages}
+        known = [p for p in self._known(scope, conversation) if p.model == model]
+        newest = max(known, key=lambda p: (present.issuperset(p.ids), p.at), default=None)
+        return None if newest is None else max(0.0, self._clock.seconds() - newest.at)
 
     def sent_before(self, scope: str, model: str, conversation: Conversation) -> frozenset[str]:
         """Give the ids that the newest prompt of this very chat held, up to where the chat was changed since.

@@ -18,20 +18,12 @@ from eunoe.sent import SentLog
 from eunoe.settings import Settings
 from eunoe.tokens import TokenCounter
 
+from .clocks import SetClock
+
 WORDS = TokenCounter("words", lambda text: len(text.split()))
 PLAIN = Price(10.0)  # USD for a million tokens
 CACHED = Price(10.0, cached=1.0)
 QUESTION = {"role": "user", "content": "And now?"}
-
-
-class SetClock:
-    """A clock that is set by hand."""
-
-    def __init__(self):
-        self.now = 1_000.0
-
-    def seconds(self):
-        return self.now
 
 
 @pytest.fixture(autouse=True)

@@ -19,19 +19,11 @@ from eunoe.prompt import SentPrompt
 from eunoe.sent import SentLog
 from eunoe.tokens import TokenCounter
 
+from .clocks import SetClock
+
 WORDS = TokenCounter("words", lambda text: len(text.split()))
 SYSTEM = {"role": "system", "content": "Today is Monday. " + "rule " * 93}
 PRICE = Price(10.0, cached=1.0)
-
-
-class SetClock:
-    """A clock that is set by hand."""
-
-    def __init__(self):
-        self.now = 1_000.0
-
-    def seconds(self):
-        return self.now
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +50,16 @@ def chat(turns):
     ]
 
 
+def report_of(log, model, plan, tools=(), **more):
+    """Compare a plan's prompt without leaving a trace in the log."""
+    chats = dict(log._chats)
+    try:
+        return log.noted("", model, plan, tools, **more).prefix
+    finally:
+        log._chats.clear()
+        log._chats.update(chats)
+
+
 def plan_of(messages, tokens=0, tools=()):
     conversation = Conversation.from_openai_messages(messages)
     orchestrator = ContextOrchestrator(TokenBudget(tokens))
@@ -69,13 +71,13 @@ def key_of(plan, position):
 
 
 def test_the_first_prompt_of_a_chat_has_none_before_it(log):
-    assert log.report("", "m", plan_of(chat(5))) is None
+    assert report_of(log, "m", plan_of(chat(5))) is None
 
 
 def test_a_prompt_that_carries_on_the_one_before_breaks_nothing(log):
     log.note("", "m", plan_of(chat(10)))
-    assert log.report("", "m", plan_of(chat(11)), price=PRICE) == PrefixReport(2_203, 2_203, lost_usd=0)
-    assert log.report("", "m", plan_of(chat(8))) == PrefixReport(1_803, 1_803)  # one that went back, too
+    assert report_of(log, "m", plan_of(chat(11)), price=PRICE) == PrefixReport(2_203, 2_203, lost_usd=0)
+    assert report_of(log, "m", plan_of(chat(8))) == PrefixReport(1_803, 1_803)  # one that went back, too
 
 
 def test_a_system_message_with_another_date_costs_everything(log):
@@ -83,19 +85,19 @@ def test_a_system_message_with_another_date_costs_everything(log):
     messages = chat(11)
     messages[0] = {**SYSTEM, "content": SYSTEM["content"].replace("Monday", "Tuesday")}
     plan = plan_of(messages)
-    report = log.report("", "m", plan, price=PRICE)
+    report = report_of(log, "m", plan, price=PRICE)
     assert report == PrefixReport(
         0, 0, PrefixBreak.SYSTEM, 0, report.message, 2_203, pytest.approx(2_203 * 9 / 1e6)
     )
     assert report.message
-    assert log.report("", "m", plan).lost_usd is None
+    assert report_of(log, "m", plan).lost_usd is None
 
 
 def test_what_stands_before_a_change_is_not_lost(log):
     log.note("", "m", plan_of(chat(10)))
     messages = chat(11)
     messages[15] = {"role": "user", "content": "edited"}
-    report = log.report("", "m", plan_of(messages))
+    report = report_of(log, "m", plan_of(messages))
     assert (report.tokens, report.served_tokens, report.cause) == (1_503, 1_503, PrefixBreak.EDITED)
     assert (report.position, report.lost_tokens) == (15, 700)
     assert report.message == key_of(plan_of(chat(10)), 15)
@@ -105,13 +107,13 @@ def test_a_deleted_message_is_a_changed_one(log):
     log.note("", "m", plan_of(chat(10)))
     messages = chat(11)
     del messages[15:17]
-    assert log.report("", "m", plan_of(messages)).cause is PrefixBreak.EDITED
+    assert report_of(log, "m", plan_of(messages)).cause is PrefixBreak.EDITED
 
 
 def test_tools_stand_first(log):
     tools = [{"type": "function", "function": {"name": name}} for name in ("one", "two")]
     log.note("", "m", plan_of(chat(10), tools=tools), tools)
-    report = log.report("", "m", plan_of(chat(11), tools=tools[:1]), tools[:1])
+    report = report_of(log, "m", plan_of(chat(11), tools=tools[:1]), tools[:1])
     assert (report.tokens, report.cause, report.position) == (0, PrefixBreak.TOOLS, None)
     assert report.lost_tokens > 2_000
 
@@ -124,10 +126,10 @@ def test_tools_stay_cached_where_the_system_message_changes(log):
     log.note("", "m", plan_of(messages, tools=tools), tools)
     log.note("", "claude-opus-5", plan_of(messages, tools=tools), tools)
     plan = plan_of([{**SYSTEM, "content": "Now it is Tuesday."}, *messages[1:]], tools=tools)
-    report = log.report("", "m", plan, tools)
+    report = report_of(log, "m", plan, tools)
     assert report.tokens == report.served_tokens == plan.tools_tokens > 1_400
     assert (
-        log.report("", "claude-opus-5", plan, tools).served_tokens == 0
+        report_of(log, "claude-opus-5", plan, tools).served_tokens == 0
     )  # entries end at marks, and none is there
 
 
@@ -135,7 +137,7 @@ def test_a_cut_is_named_with_the_message_it_left_out(log):
     first = plan_of(chat(10))
     log.note("", "m", first)
     cut = plan_of(chat(11), tokens=1_500)
-    report = log.report("", "m", cut)
+    report = report_of(log, "m", cut)
     assert report.cause is PrefixBreak.CUT
     sent = {decision.message.id for decision in cut.kept}
     assert report.message not in sent
@@ -145,20 +147,20 @@ def test_a_cut_is_named_with_the_message_it_left_out(log):
 
 def test_another_model_has_a_cache_of_its_own(log):
     log.note("", "gpt-5", plan_of(chat(10)))
-    report = log.report("", "gpt-5-mini", plan_of(chat(11)))
+    report = report_of(log, "gpt-5-mini", plan_of(chat(11)))
     assert (report.served_tokens, report.cause, report.lost_tokens) == (0, PrefixBreak.MODEL, 1_024 + 9 * 128)
     log.note("", "gpt-5-mini", plan_of(chat(11)))
-    assert log.report("", "gpt-5-mini", plan_of(chat(12))).cause is None
+    assert report_of(log, "gpt-5-mini", plan_of(chat(12))).cause is None
 
 
 def test_a_pause_longer_than_the_cache_lives_is_named_before_what_changed(log, clock):
     log.note("", "gpt-5.6", plan_of(chat(10)))
     clock.now += 1_800
-    assert log.report("", "gpt-5.6", plan_of(chat(11))).cause is None
+    assert report_of(log, "gpt-5.6", plan_of(chat(11))).cause is None
     clock.now += 1
     messages = chat(11)
     messages[15] = {"role": "user", "content": "edited"}
-    report = log.report("", "gpt-5.6", plan_of(messages))
+    report = report_of(log, "gpt-5.6", plan_of(messages))
     assert (report.tokens, report.served_tokens, report.cause) == (1_503, 0, PrefixBreak.EXPIRED)
     assert report.lost_tokens == 2_203
 
@@ -166,22 +168,22 @@ def test_a_pause_longer_than_the_cache_lives_is_named_before_what_changed(log, c
 def test_where_nothing_is_cached_nothing_is_lost(log, clock):
     log.note("", "gpt-4", plan_of(chat(10)))
     clock.now += 10**6
-    report = log.report("", "gpt-4", plan_of([{**SYSTEM, "content": "x"}, *chat(11)[1:]]))
+    report = report_of(log, "gpt-4", plan_of([{**SYSTEM, "content": "x"}, *chat(11)[1:]]))
     assert (report.cause, report.lost_tokens) == (PrefixBreak.SYSTEM, 0)
 
 
 def test_a_chat_that_begins_alike_is_not_taken_for_an_edit_once_it_has_prompts_of_its_own(log):
     hello = [SYSTEM, {"role": "user", "content": "Hello"}]
     log.note("", "m", plan_of([*hello, *chat(10)[2:]]))
-    assert log.report("", "m", plan_of(hello)).cause is None
+    assert report_of(log, "m", plan_of(hello)).cause is None
     log.note("", "m", plan_of(hello))
     longer = [*hello, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Other"}]
-    assert log.report("", "m", plan_of(longer)).cause is None
+    assert report_of(log, "m", plan_of(longer)).cause is None
 
 
 def test_another_person_is_told_nothing(log):
     log.note("me", "m", plan_of(chat(10)))
-    assert log.report("you", "m", plan_of(chat(11))) is None
+    assert log.noted("you", "m", plan_of(chat(11))).prefix is None
 
 
 # The figures alone

@@ -11,18 +11,10 @@ from eunoe.orchestrator import ContextOrchestrator
 from eunoe.sent import SentLog
 from eunoe.tokens import TokenCounter
 
+from .clocks import SetClock
+
 WORDS = TokenCounter("words", lambda text: len(text.split()))
 QUESTION = {"role": "user", "content": "And now?"}
-
-
-class SetClock:
-    """A clock that is set by hand."""
-
-    def __init__(self):
-        self.now = 1_000.0
-
-    def seconds(self):
-        return self.now
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +97,18 @@ def test_another_model_has_nothing_of_it(log):
     assert log.cached_tokens("", "gpt-5-mini", plan) == 0
     assert log.sent_before("", "gpt-5-mini", plan.conversation) == frozenset()
     assert len(log.sent_before("", "gpt-5", plan.conversation)) == 21
+
+
+def test_how_long_ago_a_chat_was_sent_is_known_by_its_content(log, clock):
+    plan = plan_of([*chat(10), QUESTION])
+    assert log.idle_seconds("", "m", plan.conversation) is None
+    log.note("", "m", plan)
+    clock.now += 100
+    other = plan_of([*chat(1), {"role": "user", "content": "another chat that begins alike"}])
+    log.note("", "m", other)
+    clock.now += 10
+    longer = plan_of([*chat(10), QUESTION, *chat(1)])
+    assert log.idle_seconds("", "m", longer.conversation) == 110
+    assert log.idle_seconds("", "m", other.conversation) == 10
+    assert log.idle_seconds("", "n", plan.conversation) is None
+    assert log.idle_seconds("you", "m", plan.conversation) is None
