@@ -20,9 +20,12 @@ _HEAD_SHARE = 2 / 3  # the beginning says more than the end (errors and totals s
 
 _LEAST_BASE64 = 240
 _BASE64 = re.compile(rf"[A-Za-z0-9+/]{{{_LEAST_BASE64},}}={{0,2}}")
-_REASONING = re.compile(r'<details\b[^>]*\btype="reasoning"[^>]*>.*?</details>\s*', re.DOTALL)
-_RESULT_ATTRIBUTE = re.compile(r'(<details\b[^>]*\bresult=")([^"]{400,})(")')
-_DETAILS = re.compile(r"<details\b.*?</details>\s*", re.DOTALL)
+# A tag ends before the next one begins: one that is never closed must not be looked for to the end of the text.
+_OPENING = re.compile(r"<details\b([^<>]*)>")
+_BEGINNING, _CLOSING = re.compile(r"<details\b"), "</details>"
+_REASONING = 'type="reasoning"'
+_RESULT_ATTRIBUTE = re.compile(r'\bresult="([^"]{400,})"')
+_SPACE = re.compile(r"\s*")
 _TAGS = re.compile(r"</?details\b[^>]*>?")
 _ATTRIBUTE_HEAD, _ATTRIBUTE_TAIL = 200, 100
 
@@ -109,7 +112,7 @@ def shorten_text(text: str, tokens: int, counter: TokenCounter) -> str:
         return folded
     if (short := _shorten_json(folded, tokens, counter)) is not None:
         return short
-    plain = _DETAILS.sub("", folded)
+    plain = _without_details(folded, _BEGINNING)
     plain = plain if plain.strip() else _TAGS.sub("", folded)
     if counter.count_text(plain) <= tokens:
         return plain
@@ -127,8 +130,26 @@ def _parts(raw: RawMessage) -> list[Any]:
 
 
 def _lean_details(text: str) -> str:
-    text = _REASONING.sub("", text)
-    return _RESULT_ATTRIBUTE.sub(lambda m: m[1] + _shorten_attribute(m[2]) + m[3], text)
+    text = _without_details(text, _OPENING, holding=_REASONING)
+    return _OPENING.sub(lambda tag: _RESULT_ATTRIBUTE.sub(_short_result, tag[0]), text)
+
+
+def _short_result(attribute: re.Match[str]) -> str:
+    return f'result="{_shorten_attribute(attribute[1])}"'
+
+
+def _without_details(text: str, opening: re.Pattern[str], holding: str = "") -> str:
+    """Take out the blocks that begin like `opening` with `holding` in it, each up to the first closing tag."""
+    kept, at, seen = [], 0, 0
+    while found := opening.search(text, seen):
+        seen = found.end()
+        if holding not in found[0]:
+            continue
+        if (end := text.find(_CLOSING, seen)) < 0:
+            break
+        kept.append(text[at : found.start()])
+        at = seen = _SPACE.match(text, end + len(_CLOSING)).end()  # type: ignore[union-attr]  # it always matches
+    return "".join([*kept, text[at:]])
 
 
 def _shorten_attribute(value: str) -> str:

@@ -31,7 +31,8 @@ _NO_ERROR = re.compile(
 )
 _TRACEBACK = re.compile(r"^\s*Traceback \(most recent call last\)")
 _DIGITS = re.compile(r"\d+")
-_DETAILS_TAG = re.compile(r"<(/?)details\b[^>]*>", re.IGNORECASE)
+# A tag ends at the latest where the next one begins: one that is never closed must not be looked for to the end.
+_DETAILS_TAG = re.compile(r"<(/?)details\b[^<>]*>?", re.IGNORECASE)
 _FENCE = "```"
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from inline_snapshot import snapshot
 
 from eunoe.compress import LEAST_TOKENS, fold_base64, lean, shorten_text, shortened
 from eunoe.tokens import ESTIMATE, TokenCounter
+from eunoe.tool_results import compressed_text
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -376,3 +378,24 @@ def test_what_can_not_be_shortened_sensibly_is_not():
         )
         is None
     )
+
+
+HOSTILE = ["<details ", "<details>", '<details type="reasoning" ', '<details type="reasoning">', '<details result="',
+           '<details result="' + "x" * 500, "</details>"]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_tags_without_end_take_no_longer_than_other_text(piece):
+    text = piece * (400_000 // len(piece))
+    started = time.perf_counter()
+    lean(answer(text))
+    shorten_text(text, 500, ESTIMATE)
+    compressed_text(text, ESTIMATE, 500)
+    assert time.perf_counter() - started < 10  # half a second here; minutes where it grows with the square
+
+
+def test_blocks_are_taken_out_with_the_space_behind_them():
+    think = '<details type="reasoning" done="true">\n<summary>x</summary>\n</details>'
+    other = '<details type="other">stays</details>'
+    text = f'{think}\n\none {other} {think} two <details type="reasoning">'
+    assert lean(answer(text))["content"] == f'one {other} two <details type="reasoning">'
