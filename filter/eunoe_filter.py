@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 88 files; the SHA-256 digest of their text is
-# 14ff1c9ec0c834a80323d6e0e080378434ac492631858d2c75227175a057a0d6.
+# a2e9fa7046732be79178ff8ea6f0931beb3120039f4fcc37341fa5e7e4d7c2cc.
 
 from __future__ import annotations
 
@@ -6580,9 +6580,12 @@ _HEAD_SHARE = 2 / 3  # the beginning says more than the end (errors and totals s
 
 _LEAST_BASE64 = 240
 _BASE64 = re.compile(rf"[A-Za-z0-9+/]{{{_LEAST_BASE64},}}={{0,2}}")
-_REASONING = re.compile(r'<details\b[^>]*\btype="reasoning"[^>]*>.*?</details>\s*', re.DOTALL)
-_RESULT_ATTRIBUTE = re.compile(r'(<details\b[^>]*\bresult=")([^"]{400,})(")')
-_DETAILS = re.compile(r"<details\b.*?</details>\s*", re.DOTALL)
+# A tag ends before the next one begins: one that is never closed must not be looked for to the end of the text.
+_OPENING = re.compile(r"<details\b([^<>]*)>")
+_DETAILS, _DETAILS_END = re.compile(r"<details\b"), "</details>"
+_REASONING = 'type="reasoning"'
+_RESULT_ATTRIBUTE = re.compile(r'\bresult="([^"]{400,})"')
+_SPACE = re.compile(r"\s*")
 _TAGS = re.compile(r"</?details\b[^>]*>?")
 _ATTRIBUTE_HEAD, _ATTRIBUTE_TAIL = 200, 100
 
@@ -6669,7 +6672,7 @@ def shorten_text(text: str, tokens: int, counter: TokenCounter) -> str:
         return folded
     if (short := _shorten_json(folded, tokens, counter)) is not None:
         return short
-    plain = _DETAILS.sub("", folded)
+    plain = _without_details(folded, _DETAILS)
     plain = plain if plain.strip() else _TAGS.sub("", folded)
     if counter.count_text(plain) <= tokens:
         return plain
@@ -6687,8 +6690,26 @@ def _parts(raw: RawMessage) -> list[Any]:
 
 
 def _lean_details(text: str) -> str:
-    text = _REASONING.sub("", text)
-    return _RESULT_ATTRIBUTE.sub(lambda m: m[1] + _shorten_attribute(m[2]) + m[3], text)
+    text = _without_details(text, _OPENING, holding=_REASONING)
+    return _OPENING.sub(lambda tag: _RESULT_ATTRIBUTE.sub(_short_result, tag[0]), text)
+
+
+def _short_result(attribute: re.Match[str]) -> str:
+    return f'result="{_shorten_attribute(attribute[1])}"'
+
+
+def _without_details(text: str, opening: re.Pattern[str], holding: str = "") -> str:
+    """Take out the blocks that begin like `opening` with `holding` in it, each up to the first closing tag."""
+    kept, at, seen = [], 0, 0
+    while found := opening.search(text, seen):
+        seen = found.end()
+        if holding not in found[0]:
+            continue
+        if (end := text.find(_DETAILS_END, seen)) < 0:
+            break
+        kept.append(text[at : found.start()])
+        at = seen = _SPACE.match(text, end + len(_DETAILS_END)).end()  # type: ignore[union-attr]  # it always matches
+    return "".join([*kept, text[at:]])
 
 
 def _shorten_attribute(value: str) -> str:
@@ -11982,41 +12003,41 @@ _SECTIONS = (
     (6483, "eunoe/scoring.py", 14),
     (6521, "eunoe/weighting/composite.py", 15),
     (6578, "eunoe/compress.py", 18),
-    (6744, "eunoe/prompt.py", 17),
-    (6836, "eunoe/report.py", 12),
-    (6925, "eunoe/statusline.py", 13),
-    (6996, "eunoe/algorithms/recency.py", 12),
-    (7022, "eunoe/endpoint.py", 20),
-    (7214, "eunoe/draft.py", 14),
-    (7350, "eunoe/weighting/label_prompt.py", 14),
-    (7459, "eunoe/prefix.py", 15),
-    (7591, "eunoe/algorithms/dependency.py", 13),
-    (7626, "eunoe/algorithms/prefix.py", 14),
-    (7687, "eunoe/summarizers/transcript.py", 14),
-    (7792, "eunoe/weighting/similarity.py", 24),
-    (8037, "eunoe_hosts/open_webui_models.py", 21),
-    (8175, "eunoe/anchors.py", 19),
-    (8359, "eunoe/weighting/label_windows.py", 12),
-    (8460, "eunoe/weighting/topic_dialog.py", 19),
-    (8619, "eunoe/sent.py", 20),
-    (8724, "eunoe/summarizers/source.py", 17),
-    (8853, "eunoe/weighting/embedding.py", 18),
-    (8968, "eunoe/selection.py", 23),
-    (9164, "eunoe/weighting/label_task.py", 17),
-    (9265, "eunoe/summarizers/checks.py", 24),
-    (9445, "eunoe/summarizers/extract.py", 17),
-    (9539, "eunoe/weighting/hybrid.py", 17),
-    (9641, "eunoe/weighting/llm_analyzer.py", 29),
-    (9911, "eunoe/summarizers/writer.py", 20),
-    (10109, "eunoe/summarizers/llm.py", 23),
-    (10427, "eunoe/summarizers/book.py", 24),
-    (10574, "eunoe/recap.py", 19),
-    (10702, "eunoe/summarizers/conversation.py", 32),
-    (10895, "eunoe/summarizers/units.py", 30),
-    (11026, "eunoe/orchestrator.py", 52),
-    (11304, "eunoe/summarizers/segment.py", 9),
-    (11335, "eunoe/summarizers/turn.py", 9),
-    (11362, "eunoe/assembly.py", 36),
-    (11565, "eunoe/prices.py", 14),
-    (11604, "eunoe_hosts/open_webui.py", 67),
+    (6765, "eunoe/prompt.py", 17),
+    (6857, "eunoe/report.py", 12),
+    (6946, "eunoe/statusline.py", 13),
+    (7017, "eunoe/algorithms/recency.py", 12),
+    (7043, "eunoe/endpoint.py", 20),
+    (7235, "eunoe/draft.py", 14),
+    (7371, "eunoe/weighting/label_prompt.py", 14),
+    (7480, "eunoe/prefix.py", 15),
+    (7612, "eunoe/algorithms/dependency.py", 13),
+    (7647, "eunoe/algorithms/prefix.py", 14),
+    (7708, "eunoe/summarizers/transcript.py", 14),
+    (7813, "eunoe/weighting/similarity.py", 24),
+    (8058, "eunoe_hosts/open_webui_models.py", 21),
+    (8196, "eunoe/anchors.py", 19),
+    (8380, "eunoe/weighting/label_windows.py", 12),
+    (8481, "eunoe/weighting/topic_dialog.py", 19),
+    (8640, "eunoe/sent.py", 20),
+    (8745, "eunoe/summarizers/source.py", 17),
+    (8874, "eunoe/weighting/embedding.py", 18),
+    (8989, "eunoe/selection.py", 23),
+    (9185, "eunoe/weighting/label_task.py", 17),
+    (9286, "eunoe/summarizers/checks.py", 24),
+    (9466, "eunoe/summarizers/extract.py", 17),
+    (9560, "eunoe/weighting/hybrid.py", 17),
+    (9662, "eunoe/weighting/llm_analyzer.py", 29),
+    (9932, "eunoe/summarizers/writer.py", 20),
+    (10130, "eunoe/summarizers/llm.py", 23),
+    (10448, "eunoe/summarizers/book.py", 24),
+    (10595, "eunoe/recap.py", 19),
+    (10723, "eunoe/summarizers/conversation.py", 32),
+    (10916, "eunoe/summarizers/units.py", 30),
+    (11047, "eunoe/orchestrator.py", 52),
+    (11325, "eunoe/summarizers/segment.py", 9),
+    (11356, "eunoe/summarizers/turn.py", 9),
+    (11383, "eunoe/assembly.py", 36),
+    (11586, "eunoe/prices.py", 14),
+    (11625, "eunoe_hosts/open_webui.py", 67),
 )

@@ -22,7 +22,7 @@ _LEAST_BASE64 = 240
 _BASE64 = re.compile(rf"[A-Za-z0-9+/]{{{_LEAST_BASE64},}}={{0,2}}")
 # A tag ends before the next one begins: one that is never closed must not be looked for to the end of the text.
 _OPENING = re.compile(r"<details\b([^<>]*)>")
-_BEGINNING, _CLOSING = re.compile(r"<details\b"), "</details>"
+_DETAILS, _DETAILS_END = re.compile(r"<details\b"), "</details>"
 _REASONING = 'type="reasoning"'
 _RESULT_ATTRIBUTE = re.compile(r'\bresult="([^"]{400,})"')
 _SPACE = re.compile(r"\s*")
@@ -112,7 +112,7 @@ def shorten_text(text: str, tokens: int, counter: TokenCounter) -> str:
         return folded
     if (short := _shorten_json(folded, tokens, counter)) is not None:
         return short
-    plain = _without_details(folded, _BEGINNING)
+    plain = _without_details(folded, _DETAILS)
     plain = plain if plain.strip() else _TAGS.sub("", folded)
     if counter.count_text(plain) <= tokens:
         return plain
@@ -145,10 +145,10 @@ def _without_details(text: str, opening: re.Pattern[str], holding: str = "") -> 
         seen = found.end()
         if holding not in found[0]:
             continue
-        if (end := text.find(_CLOSING, seen)) < 0:
+        if (end := text.find(_DETAILS_END, seen)) < 0:
             break
         kept.append(text[at : found.start()])
-        at = seen = _SPACE.match(text, end + len(_CLOSING)).end()  # type: ignore[union-attr]  # it always matches
+        at = seen = _SPACE.match(text, end + len(_DETAILS_END)).end()  # type: ignore[union-attr]  # it always matches
     return "".join([*kept, text[at:]])
 
 
