@@ -9,7 +9,7 @@ required_open_webui_version: 0.11.2
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
 # It is Eunoe 0.1.0, made of 88 files; the SHA-256 digest of their text is
-# a2e9fa7046732be79178ff8ea6f0931beb3120039f4fcc37341fa5e7e4d7c2cc.
+# 1b99b7a0d51f978418ab2cf14f4a060babcef761e30e04c6a67822467781c84a.
 
 from __future__ import annotations
 
@@ -6790,8 +6790,10 @@ class SentPrompt:
 def prompt_of(plan: Plan, at: float, model: str = "", tools: Sequence[Any] = ()) -> SentPrompt:
     """Note what a plan sends at a time; without `tools` their number of tokens stands for them."""
     ids = tuple(decision.message.id for decision in plan.kept)
-    messages = plan.messages
-    by_object = {id(decision.sent): decision.message.id for decision in plan.kept}
+    messages, keys = plan.messages, ids
+    if plan.insertion is not None:
+        by_object = {id(decision.sent): decision.message.id for decision in plan.kept}
+        keys = tuple(by_object.get(id(raw), "") for raw in messages)
     traits = all_traits(messages)
     sizes = accumulate(plan.sent_tokens, initial=plan.overhead_tokens)
     return SentPrompt(
@@ -6801,7 +6803,7 @@ def prompt_of(plan: Plan, at: float, model: str = "", tools: Sequence[Any] = ())
         at,
         model,
         _digest_of_tools(tools) if tools else str(plan.tools_tokens),
-        tuple(by_object.get(id(raw), "") for raw in messages),
+        keys,
         tuple(known.role for known in traits),
         plan.tools_tokens,
     )
@@ -12004,40 +12006,40 @@ _SECTIONS = (
     (6521, "eunoe/weighting/composite.py", 15),
     (6578, "eunoe/compress.py", 18),
     (6765, "eunoe/prompt.py", 17),
-    (6857, "eunoe/report.py", 12),
-    (6946, "eunoe/statusline.py", 13),
-    (7017, "eunoe/algorithms/recency.py", 12),
-    (7043, "eunoe/endpoint.py", 20),
-    (7235, "eunoe/draft.py", 14),
-    (7371, "eunoe/weighting/label_prompt.py", 14),
-    (7480, "eunoe/prefix.py", 15),
-    (7612, "eunoe/algorithms/dependency.py", 13),
-    (7647, "eunoe/algorithms/prefix.py", 14),
-    (7708, "eunoe/summarizers/transcript.py", 14),
-    (7813, "eunoe/weighting/similarity.py", 24),
-    (8058, "eunoe_hosts/open_webui_models.py", 21),
-    (8196, "eunoe/anchors.py", 19),
-    (8380, "eunoe/weighting/label_windows.py", 12),
-    (8481, "eunoe/weighting/topic_dialog.py", 19),
-    (8640, "eunoe/sent.py", 20),
-    (8745, "eunoe/summarizers/source.py", 17),
-    (8874, "eunoe/weighting/embedding.py", 18),
-    (8989, "eunoe/selection.py", 23),
-    (9185, "eunoe/weighting/label_task.py", 17),
-    (9286, "eunoe/summarizers/checks.py", 24),
-    (9466, "eunoe/summarizers/extract.py", 17),
-    (9560, "eunoe/weighting/hybrid.py", 17),
-    (9662, "eunoe/weighting/llm_analyzer.py", 29),
-    (9932, "eunoe/summarizers/writer.py", 20),
-    (10130, "eunoe/summarizers/llm.py", 23),
-    (10448, "eunoe/summarizers/book.py", 24),
-    (10595, "eunoe/recap.py", 19),
-    (10723, "eunoe/summarizers/conversation.py", 32),
-    (10916, "eunoe/summarizers/units.py", 30),
-    (11047, "eunoe/orchestrator.py", 52),
-    (11325, "eunoe/summarizers/segment.py", 9),
-    (11356, "eunoe/summarizers/turn.py", 9),
-    (11383, "eunoe/assembly.py", 36),
-    (11586, "eunoe/prices.py", 14),
-    (11625, "eunoe_hosts/open_webui.py", 67),
+    (6859, "eunoe/report.py", 12),
+    (6948, "eunoe/statusline.py", 13),
+    (7019, "eunoe/algorithms/recency.py", 12),
+    (7045, "eunoe/endpoint.py", 20),
+    (7237, "eunoe/draft.py", 14),
+    (7373, "eunoe/weighting/label_prompt.py", 14),
+    (7482, "eunoe/prefix.py", 15),
+    (7614, "eunoe/algorithms/dependency.py", 13),
+    (7649, "eunoe/algorithms/prefix.py", 14),
+    (7710, "eunoe/summarizers/transcript.py", 14),
+    (7815, "eunoe/weighting/similarity.py", 24),
+    (8060, "eunoe_hosts/open_webui_models.py", 21),
+    (8198, "eunoe/anchors.py", 19),
+    (8382, "eunoe/weighting/label_windows.py", 12),
+    (8483, "eunoe/weighting/topic_dialog.py", 19),
+    (8642, "eunoe/sent.py", 20),
+    (8747, "eunoe/summarizers/source.py", 17),
+    (8876, "eunoe/weighting/embedding.py", 18),
+    (8991, "eunoe/selection.py", 23),
+    (9187, "eunoe/weighting/label_task.py", 17),
+    (9288, "eunoe/summarizers/checks.py", 24),
+    (9468, "eunoe/summarizers/extract.py", 17),
+    (9562, "eunoe/weighting/hybrid.py", 17),
+    (9664, "eunoe/weighting/llm_analyzer.py", 29),
+    (9934, "eunoe/summarizers/writer.py", 20),
+    (10132, "eunoe/summarizers/llm.py", 23),
+    (10450, "eunoe/summarizers/book.py", 24),
+    (10597, "eunoe/recap.py", 19),
+    (10725, "eunoe/summarizers/conversation.py", 32),
+    (10918, "eunoe/summarizers/units.py", 30),
+    (11049, "eunoe/orchestrator.py", 52),
+    (11327, "eunoe/summarizers/segment.py", 9),
+    (11358, "eunoe/summarizers/turn.py", 9),
+    (11385, "eunoe/assembly.py", 36),
+    (11588, "eunoe/prices.py", 14),
+    (11627, "eunoe_hosts/open_webui.py", 67),
 )

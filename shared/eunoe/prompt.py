@@ -42,8 +42,10 @@ class SentPrompt:
 def prompt_of(plan: Plan, at: float, model: str = "", tools: Sequence[Any] = ()) -> SentPrompt:
     """Note what a plan sends at a time; without `tools` their number of tokens stands for them."""
     ids = tuple(decision.message.id for decision in plan.kept)
-    messages = plan.messages
-    by_object = {id(decision.sent): decision.message.id for decision in plan.kept}
+    messages, keys = plan.messages, ids
+    if plan.insertion is not None:
+        by_object = {id(decision.sent): decision.message.id for decision in plan.kept}
+        keys = tuple(by_object.get(id(raw), "") for raw in messages)
     traits = all_traits(messages)
     sizes = accumulate(plan.sent_tokens, initial=plan.overhead_tokens)
     return SentPrompt(
@@ -53,7 +55,7 @@ def prompt_of(plan: Plan, at: float, model: str = "", tools: Sequence[Any] = ())
         at,
         model,
         _digest_of_tools(tools) if tools else str(plan.tools_tokens),
-        tuple(by_object.get(id(raw), "") for raw in messages),
+        keys,
         tuple(known.role for known in traits),
         plan.tools_tokens,
     )

@@ -11,6 +11,7 @@ from eunoe.budget import TokenBudget
 from eunoe.cache_rules import NO_CACHE, UNKNOWN_CACHE, rules_for
 from eunoe.conversation import Conversation
 from eunoe.events import BODIES, EventKind
+from eunoe.insertion import insertion_of
 from eunoe.job import Request
 from eunoe.orchestrator import ContextOrchestrator
 from eunoe.prefix import PREFIX_SENTENCES, PrefixBreak, PrefixReport, nearest, prefix_report
@@ -143,6 +144,18 @@ def test_a_cut_is_named_with_the_message_it_left_out(log):
     assert report.message not in sent
     assert report.message == first.kept[report.position].message.id
     assert report.lost_tokens == cut.tokens_after - report.served_tokens < 1_501
+
+
+def test_a_summary_that_comes_in_between_is_no_message_of_the_chat(log):
+    plan = plan_of(chat(10))
+    log.note("", "m", plan)
+    summed = replace(plan_of(chat(11)), insertion=insertion_of(["They spoke."], 3, WORDS))
+    report = report_of(log, "m", summed)
+    assert (report.cause, report.position, report.message) == (PrefixBreak.SUMMARY, 3, key_of(plan, 3))
+    log.note("", "m", summed)
+    more = replace(plan_of(chat(12)), insertion=insertion_of(["They spoke more."], 3, WORDS))
+    report = report_of(log, "m", more)
+    assert (report.cause, report.position, report.message) == (PrefixBreak.SUMMARY, 3, "")
 
 
 def test_another_model_has_a_cache_of_its_own(log):
