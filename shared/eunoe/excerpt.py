@@ -12,11 +12,11 @@ from typing import NamedTuple
 from .compress import whole_lines
 from .pruning import gaps_between
 
-_MOST_ERRORS, _LAST_ERRORS = 20, 8  # the first ones name the cause, the last ones sum up
+_MOST_ERROR_LINES, _LAST_ERRORS = 20, 8  # the first ones name the cause, the last ones sum up
 _ERROR_CHARACTERS = 300
 _ERROR_SHARE = 0.4  # of the excerpt's characters
 
-_ERROR = re.compile(
+_ERROR_LINE = re.compile(
     r"\b(?:errors?|exceptions?|fatal|fail(?:ed|ures?|s)?|panic(?:ked)?|critical|traceback|segfault|abort(?:ed)?|denied"
     r"|uncaught|unhandled|\w+(?:Error|Exception)|Fehler|erreur|ошибка)\b"
     r"|\berr!|segmentation fault|caused by:|cannot |command not found|no such file|exit (?:code|status) [1-9]"
@@ -30,10 +30,10 @@ _NO_ERROR = re.compile(
     re.IGNORECASE,
 )
 _TRACEBACK = re.compile(r"^\s*Traceback \(most recent call last\)")
-_DIGITS = re.compile(r"\d+")
+_DIGIT_RUNS = re.compile(r"\d+")
 # A tag ends at the latest where the next one begins: one that is never closed must not be looked for to the end.
 _DETAILS_TAG = re.compile(r"<(/?)details\b[^<>]*>?", re.IGNORECASE)
-_FENCE = "```"
+_FENCE_MARK = "```"
 
 
 class Measure(NamedTuple):
@@ -118,7 +118,7 @@ def _error_places(lines: Sequence[str]) -> list[int]:
         traced = (traced and not names_exception) or _TRACEBACK.match(line) is not None
         if not (names_exception or _error_at(line)) or _is_framing(line):
             continue
-        wording = _DIGITS.sub("0", line[:_ERROR_CHARACTERS]).strip()
+        wording = _DIGIT_RUNS.sub("0", line[:_ERROR_CHARACTERS]).strip()
         if wording in seen:
             continue
         seen.add(wording)
@@ -130,8 +130,8 @@ def _error_places(lines: Sequence[str]) -> list[int]:
 
 def _within(places: list[int], lines: Sequence[str], characters: int) -> list[int]:
     """Give the first and the last of the places, as many as the bounds on lines and characters allow."""
-    if len(places) > _MOST_ERRORS:
-        places = [*places[: _MOST_ERRORS - _LAST_ERRORS], *places[-_LAST_ERRORS:]]
+    if len(places) > _MOST_ERROR_LINES:
+        places = [*places[: _MOST_ERROR_LINES - _LAST_ERRORS], *places[-_LAST_ERRORS:]]
     order = [*places[: -_LAST_ERRORS or None], *reversed(places[-_LAST_ERRORS:])]
     kept = []
     for place in order:
@@ -143,10 +143,10 @@ def _within(places: list[int], lines: Sequence[str], characters: int) -> list[in
 
 
 def _error_at(line: str) -> re.Match[str] | None:
-    found = _ERROR.search(line)
+    found = _ERROR_LINE.search(line)
     if found is None or not _NO_ERROR.search(line):
         return found
-    return found if _ERROR.search(_NO_ERROR.sub("", line)) else None
+    return found if _ERROR_LINE.search(_NO_ERROR.sub("", line)) else None
 
 
 def _is_frame(line: str) -> bool:
@@ -155,7 +155,7 @@ def _is_frame(line: str) -> bool:
 
 def _is_framing(line: str) -> bool:
     """Say whether a line opens or closes something, which would be out of balance alone."""
-    return _FENCE in line or _DETAILS_TAG.search(line) is not None
+    return _FENCE_MARK in line or _DETAILS_TAG.search(line) is not None
 
 
 def _between(lines: Sequence[str], places: Sequence[int]) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _closers(head: str) -> list[str]:
     depth = 0
     for tag in _DETAILS_TAG.finditer(head):
         depth = max(0, depth - 1) if tag[1] else depth + 1
-    return [_FENCE] * (head.count(_FENCE) % 2) + ["</details>"] * depth
+    return [_FENCE_MARK] * (head.count(_FENCE_MARK) % 2) + ["</details>"] * depth
 
 
 def _openers(tail: str) -> list[str]:
@@ -192,4 +192,4 @@ def _openers(tail: str) -> list[str]:
     for tag in _DETAILS_TAG.finditer(tail):
         depth += -1 if tag[1] else 1
         least = min(least, depth)
-    return ["<details>"] * -least + [_FENCE] * (tail.count(_FENCE) % 2)
+    return ["<details>"] * -least + [_FENCE_MARK] * (tail.count(_FENCE_MARK) % 2)
