@@ -8,8 +8,8 @@ required_open_webui_version: 0.11.2
 """
 
 # This file is generated, do not edit it: change the files it is made of and run `make bundle`.
-# It is Eunoe 0.1.0, made of 102 files; the SHA-256 digest of their text is
-# 6e6d0854527fea326bf112ba5a893bbb63c1c3a12a93c9e90fca6f8187df4182.
+# It is Eunoe 0.1.0, made of 88 files; the SHA-256 digest of their text is
+# 1b99b7a0d51f978418ab2cf14f4a060babcef761e30e04c6a67822467781c84a.
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ import traceback
 import unicodedata
 import uuid
 import weakref
-import zlib
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Container, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence, Set
@@ -786,132 +785,6 @@ def _total_money(values: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(value for value in known if value is not None)
 
 
-# ──── eunoe/store/passages.py ───────────────────────────────────────────────────────────────────────────────
-
-LONGEST_LINE = 1_000  # characters; a longer one, such as JSON without line ends, counts as several
-PASSAGE_CHARACTERS = 1_200  # of about 300 tokens: long enough to be understood, short enough to be quoted
-
-
-class Passage(NamedTuple):
-    """Some lines of a block, numbered from 1."""
-
-    first: int
-    last: int
-    text: str
-
-
-def lines_of(text: str) -> list[str]:
-    """Cut a text into lines of at most `LONGEST_LINE` characters."""
-    lines: list[str] = []
-    for line in text.split("\n"):
-        if len(line) <= LONGEST_LINE:
-            lines.append(line)
-        else:
-            lines += [line[at : at + LONGEST_LINE] for at in range(0, len(line), LONGEST_LINE)]
-    return lines
-
-
-def passages_of(lines: Sequence[str]) -> Iterator[Passage]:
-    """Gather lines to passages of about `PASSAGE_CHARACTERS`; those without text are left out."""
-    first, size = 0, 0
-    for at, line in enumerate(lines):
-        if size and size + len(line) > PASSAGE_CHARACTERS:
-            yield from _passage(lines, first, at)
-            first, size = at, 0
-        size += len(line) + 1
-    yield from _passage(lines, first, len(lines))
-
-
-def _passage(lines: Sequence[str], first: int, end: int) -> Iterator[Passage]:
-    text = "\n".join(lines[first:end])
-    if text.strip():
-        yield Passage(first + 1, end, text)
-
-
-# ──── eunoe/weighting/vectors.py ────────────────────────────────────────────────────────────────────────────
-
-VECTOR_BYTES = 48 * 2**20  # 32,000 vectors of 384 numbers, 8,000 of 1,536
-
-
-def unit_vector(numbers: Sequence[float]) -> array[float]:
-    """Bring a vector to length 1, so that a product of two is their cosine; zeros stay zeros."""
-    length = math.hypot(*numbers)
-    return array("f", (number / length for number in numbers) if length else numbers)
-
-
-def packed_vector(vector: array[float]) -> str:
-    """Write a vector as base64 of its 32-bit numbers, the lowest byte first."""
-    if sys.byteorder == "big":
-        vector = array("f", vector)
-        vector.byteswap()
-    return base64.b64encode(vector.tobytes()).decode("ascii")
-
-
-def unpacked_vector(text: str) -> array[float] | None:
-    """Read what `packed_vector` wrote; None if it is something else."""
-    vector = array("f")
-    try:
-        vector.frombytes(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError):
-        return None
-    if sys.byteorder == "big":
-        vector.byteswap()
-    return vector if vector and math.isfinite(sum(vector)) else None
-
-
-def cosines(asked: array[float], vectors: Sequence[array[float]]) -> list[float]:
-    """Give the cosine of each vector with `asked`, all of length 1, to six digits."""
-    if numpy is None:
-        return plain_cosines(asked, vectors)
-    if not vectors:
-        return []
-    rows = numpy.frombuffer(b"".join(vector.tobytes() for vector in vectors), "f4").reshape(len(vectors), -1)
-    products = rows.astype("f8") @ numpy.frombuffer(asked.tobytes(), "f4").astype("f8")
-    return [round(product, 6) for product in products.tolist()]
-
-
-def plain_cosines(asked: array[float], vectors: Sequence[array[float]]) -> list[float]:
-    """Do what `cosines` does without numpy."""
-    return [round(sum(map(operator.mul, asked, vector)), 6) for vector in vectors]
-
-
-class VectorMemory:
-    """Remembers vectors by key, up to `most_bytes`; what was not asked for longest goes first.
-
-    Threads and event loops may share it.
-    """
-
-    def __init__(self, most_bytes: int = VECTOR_BYTES) -> None:
-        self._most_bytes, self._bytes = most_bytes, 0
-        self._vectors: OrderedDict[str, array[float]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: str) -> array[float] | None:
-        """Give a vector, None if there is none."""
-        with self._lock:
-            vector = self._vectors.get(key)
-            if vector is not None:
-                self._vectors.move_to_end(key)
-            return vector
-
-    def all_of(self, keys: Iterable[str]) -> dict[str, array[float]]:
-        """Give the vectors there are, by key."""
-        return {key: vector for key in keys if (vector := self.get(key)) is not None}
-
-    def put(self, key: str, vector: array[float]) -> None:
-        """Remember a vector."""
-        with self._lock:
-            self._bytes += _vector_bytes(vector) - _vector_bytes(self._vectors.get(key))
-            self._vectors[key] = vector
-            self._vectors.move_to_end(key)
-            while self._bytes > self._most_bytes:
-                self._bytes -= _vector_bytes(self._vectors.popitem(last=False)[1])
-
-
-def _vector_bytes(vector: array[float] | None) -> int:
-    return 0 if vector is None else len(vector) * vector.itemsize
-
-
 # ──── eunoe/summarizers/language.py ─────────────────────────────────────────────────────────────────────────
 
 _SAMPLE = 3_000  # characters from each end
@@ -1435,6 +1308,90 @@ def _is_meant_as_labels(run: Sequence[str], count: int) -> bool:
     if len(run) == 1:
         return count == 1 and run[0] in LABEL_WEIGHTS
     return len(run) == count or len(run) >= 3
+
+
+# ──── eunoe/weighting/vectors.py ────────────────────────────────────────────────────────────────────────────
+
+VECTOR_BYTES = 48 * 2**20  # 32,000 vectors of 384 numbers, 8,000 of 1,536
+
+
+def unit_vector(numbers: Sequence[float]) -> array[float]:
+    """Bring a vector to length 1, so that a product of two is their cosine; zeros stay zeros."""
+    length = math.hypot(*numbers)
+    return array("f", (number / length for number in numbers) if length else numbers)
+
+
+def packed_vector(vector: array[float]) -> str:
+    """Write a vector as base64 of its 32-bit numbers, the lowest byte first."""
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode("ascii")
+
+
+def unpacked_vector(text: str) -> array[float] | None:
+    """Read what `packed_vector` wrote; None if it is something else."""
+    vector = array("f")
+    try:
+        vector.frombytes(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError):
+        return None
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector if vector and math.isfinite(sum(vector)) else None
+
+
+def cosines(asked: array[float], vectors: Sequence[array[float]]) -> list[float]:
+    """Give the cosine of each vector with `asked`, all of length 1, to six digits."""
+    if numpy is None:
+        return plain_cosines(asked, vectors)
+    if not vectors:
+        return []
+    rows = numpy.frombuffer(b"".join(vector.tobytes() for vector in vectors), "f4").reshape(len(vectors), -1)
+    products = rows.astype("f8") @ numpy.frombuffer(asked.tobytes(), "f4").astype("f8")
+    return [round(product, 6) for product in products.tolist()]
+
+
+def plain_cosines(asked: array[float], vectors: Sequence[array[float]]) -> list[float]:
+    """Do what `cosines` does without numpy."""
+    return [round(sum(map(operator.mul, asked, vector)), 6) for vector in vectors]
+
+
+class VectorMemory:
+    """Remembers vectors by key, up to `most_bytes`; what was not asked for longest goes first.
+
+    Threads and event loops may share it.
+    """
+
+    def __init__(self, most_bytes: int = VECTOR_BYTES) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._vectors: OrderedDict[str, array[float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> array[float] | None:
+        """Give a vector, None if there is none."""
+        with self._lock:
+            vector = self._vectors.get(key)
+            if vector is not None:
+                self._vectors.move_to_end(key)
+            return vector
+
+    def all_of(self, keys: Iterable[str]) -> dict[str, array[float]]:
+        """Give the vectors there are, by key."""
+        return {key: vector for key in keys if (vector := self.get(key)) is not None}
+
+    def put(self, key: str, vector: array[float]) -> None:
+        """Remember a vector."""
+        with self._lock:
+            self._bytes += _vector_bytes(vector) - _vector_bytes(self._vectors.get(key))
+            self._vectors[key] = vector
+            self._vectors.move_to_end(key)
+            while self._bytes > self._most_bytes:
+                self._bytes -= _vector_bytes(self._vectors.popitem(last=False)[1])
+
+
+def _vector_bytes(vector: array[float] | None) -> int:
+    return 0 if vector is None else len(vector) * vector.itemsize
 
 
 # ──── eunoe/memo.py ─────────────────────────────────────────────────────────────────────────────────────────
@@ -2185,82 +2142,6 @@ class InMemoryCache:
             self._size -= entry.size
 
 
-# ──── eunoe/store/places.py ─────────────────────────────────────────────────────────────────────────────────
-
-STORE_FOLDER = "store"
-SUFFIX = ".sqlite"
-FAILURES = f"failures{SUFFIX}"  # of chats that are not stored
-BESIDE = ("-wal", "-shm", "-journal")  # files that SQLite keeps next to a database
-
-
-class ChatKey(NamedTuple):
-    """Names a chat: whose it is (empty where a host has no users) and the host's own name for it."""
-
-    scope: str
-    chat: str
-
-
-def file_of(folder: Path, key: ChatKey) -> Path:
-    """Give the file of a chat's store."""
-    digest = hashlib.sha256()
-    for text in key:
-        data = text_bytes(text)
-        digest.update(len(data).to_bytes(8, "big"))  # where a name ends, so that "ab", "c" is not "a", "bc"
-        digest.update(data)
-    return folder / f"{digest.hexdigest()[:40]}{SUFFIX}"
-
-
-def stores_in(folder: Path) -> Iterator[Path]:
-    """Find the stores in a folder; none if there is no such folder."""
-    return (path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file())
-
-
-def files_of(path: Path) -> list[Path]:
-    """Give a store's files that are there, what was set aside of it among them."""
-    return sorted(file for file in path.parent.glob(f"{path.name}*") if file.is_file())
-
-
-def bytes_of(path: Path) -> int:
-    """Add up the size of a store's files."""
-    return sum(_size_of(file) for file in files_of(path))
-
-
-def last_used(path: Path) -> float:
-    """Say when a store was last written to, in seconds since 1970; 0 if it is gone."""
-    return max((_changed_at(file) for file in (path, path.with_name(f"{path.name}-wal"))), default=0.0)
-
-
-def identity_of(path: Path) -> tuple[int, int] | None:
-    """Tell a file from another that may come into its place; None if there is none."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_dev, stat.st_ino
-
-
-def remove_store(path: Path) -> bool:
-    """Delete all files of a store; says whether there were any."""
-    files = files_of(path)
-    for file in files:
-        file.unlink(missing_ok=True)
-    return bool(files)
-
-
-def _size_of(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:  # SQLite has just put it away
-        return 0
-
-
-def _changed_at(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
 # ──── eunoe/cache/redis.py ──────────────────────────────────────────────────────────────────────────────────
 
 _REDIS_SECONDS = 1.0  # for a whole command, connecting included: a turn waits for it
@@ -2620,118 +2501,6 @@ def _reason_of(error: Exception) -> str:
     """Say why a file can't be used: SQLite's or the system's word, which has no text of a chat in it."""
     found = getattr(error, "sqlite_errorname", None) or getattr(error, "strerror", None)
     return str(found or type(error).__name__)
-
-
-# ──── eunoe/store/writer.py ─────────────────────────────────────────────────────────────────────────────────
-
-MOST_WAITING = 64  # works; each holds a chat's messages, which are in memory anyway while it is answered
-IDLE_SECONDS_OF_WRITER = 20.0  # without work, after which the thread ends; the next work starts another
-
-
-class Work(NamedTuple):
-    """Something to be done with a store."""
-
-    path: Path
-    step: Callable[[], object]
-
-
-class StoreWriter:
-    """Does work on stores one after another, in the order it came.
-
-    Takes up to `limit` at once and gives up what is more; `lost` counts that, and what failed. The log gets
-    one line when work begins to be lost. Safe to use from any thread.
-    """
-
-    def __init__(self, name: str, limit: int = MOST_WAITING) -> None:
-        self._limit = limit
-        self._waiting: deque[Work] = deque()
-        self._at_work: Path | None = None
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._outage = Outage(name, 0)
-        self._is_full = False
-        self.lost = 0
-
-    def submit(self, path: Path, step: Callable[[], object]) -> bool:
-        """Take work on a store; returns at once, and says whether it was taken."""
-        with self._changed:
-            if taken := len(self._waiting) < self._limit:
-                self._waiting.append(Work(path, step))
-                self._changed.notify_all()
-            else:
-                self.lost += 1
-            is_new, self._is_full = not taken and not self._is_full, not taken
-            if taken and (self._thread is None or not self._thread.is_alive()):
-                self._thread = threading.Thread(
-                    target=_work_on, args=(weakref.ref(self), self._changed), name="eunoe-store", daemon=True
-                )
-                self._thread.start()
-        if is_new:
-            logger.warning("eunoe: the store is too slow; what it can't keep up with is not stored")
-        return taken
-
-    def wait(self, path: Path | None = None, seconds: float = 5.0) -> bool:
-        """Wait until there is no work on a store, or on any; says whether that came in time."""
-
-        def is_done() -> bool:
-            return not any(path in {None, each} for each in self._paths())
-
-        with self._changed:
-            return self._changed.wait_for(is_done, seconds)
-
-    def _paths(self) -> list[Path]:
-        at_work = [] if self._at_work is None else [self._at_work]
-        return [*at_work, *(work.path for work in self._waiting)]
-
-    def _next(self) -> Work | None:
-        """Take the next work; None if there is none for now. The condition is held."""
-        if not self._waiting:
-            return None
-        work = self._waiting.popleft()
-        self._at_work = work.path
-        return work
-
-    def _do(self, work: Work) -> None:
-        try:
-            work.step()
-        except (sqlite3.Error, OSError, ValueError) as error:
-            self._fail(
-                str(getattr(error, "sqlite_errorname", None) or getattr(error, "strerror", None) or "")
-            )
-        except Exception as error:  # noqa: BLE001  a fault of ours: the thread goes on
-            logger.error("eunoe: a chat could not be stored (%s)", type(error).__name__)  # noqa: TRY400  its text may quote one
-            self.lost += 1
-        else:
-            self._outage.worked(writing=True)
-        finally:
-            with self._changed:
-                self._at_work = None
-                self._changed.notify_all()
-
-    def _fail(self, reason: str) -> None:
-        self.lost += 1
-        self._outage.failed(reason or "an error", writing=True)
-
-
-def _work_on(reference: weakref.ref[StoreWriter], changed: threading.Condition) -> None:
-    """Do what a writer is given until there is nothing for a while, or the writer itself is gone."""
-    idle_since = time.monotonic()
-    while True:
-        writer = reference()
-        if writer is None:
-            return
-        with changed:
-            work = writer._next()  # noqa: SLF001  part of the class
-            if work is None:
-                if time.monotonic() - idle_since > IDLE_SECONDS_OF_WRITER:
-                    writer._thread = None  # noqa: SLF001
-                    return
-                del writer
-                changed.wait(1.0)
-                continue
-        writer._do(work)  # noqa: SLF001
-        del work, writer
-        idle_since = time.monotonic()
 
 
 # ──── eunoe/cues.py ─────────────────────────────────────────────────────────────────────────────────────────
@@ -3568,179 +3337,6 @@ def _is_blank_part(part: Any) -> bool:
     return not part_text(part).strip()
 
 
-# ──── eunoe/store/retention.py ──────────────────────────────────────────────────────────────────────────────
-
-DAY_SECONDS = 86_400.0
-_MARK = ".swept"  # its time is that of the last sweep, for all processes that share a folder
-
-
-def sweep(folder: Path, ttl_days: float, now: float) -> int:
-    """Delete stores that were not written to for `ttl_days`; 0 keeps all. Gives how many were deleted.
-
-    Does nothing within a day of the last time, whichever process that was in.
-
-    Raises:
-        OSError: the folder can't be read or changed.
-    """
-    mark = folder / _MARK
-    if not folder.is_dir() or ttl_days <= 0 or _changed(mark) > now - DAY_SECONDS:
-        return 0
-    mark.touch(mode=0o600)
-    os.utime(mark, (now, now))
-    idle = [path for path in stores_in(folder) if last_used(path) < now - ttl_days * DAY_SECONDS]
-    return sum(remove_store(path) for path in idle)
-
-
-def store_bytes(folder: Path) -> int:
-    """Add up what all stores of a folder take."""
-    return sum(map(bytes_of, stores_in(folder)))
-
-
-def _changed(mark: Path) -> float:
-    try:
-        return mark.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-# ──── eunoe/store/schema.py ─────────────────────────────────────────────────────────────────────────────────
-
-Given = TypeVar("Given")
-
-STORE_VERSION = 1
-BUSY_SECONDS = 5.0  # a write takes milliseconds; another worker's may be long
-_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_LOG_LIMIT = 4 * 2**20  # bytes to which the write-ahead log is cut back
-
-# `block.text` is empty where the text is long: then it is in `blob`, packed and kept once however often it was said.
-# `word` has the terms of each passage, under the passage's number; the texts themselves are not in it.
-STORE_TABLES = """
-CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE block (
-    row INTEGER PRIMARY KEY, message TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL,
-    position INTEGER NOT NULL, role TEXT NOT NULL, kind TEXT NOT NULL, tool TEXT NOT NULL, time REAL NOT NULL,
-    tokens INTEGER NOT NULL, lines INTEGER NOT NULL, in_history INTEGER NOT NULL, in_context INTEGER NOT NULL,
-    fate TEXT NOT NULL, reason TEXT NOT NULL, text TEXT NOT NULL, blob BLOB,
-    UNIQUE (message, number)
-);
-CREATE INDEX block_by_id ON block (id);
-CREATE TABLE blob (id BLOB PRIMARY KEY, characters INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE TABLE passage (
-    row INTEGER PRIMARY KEY, block INTEGER NOT NULL REFERENCES block (row), first INTEGER NOT NULL,
-    last INTEGER NOT NULL, digest BLOB NOT NULL
-);
-CREATE INDEX passage_by_block ON passage (block);
-CREATE VIRTUAL TABLE word USING fts5 (terms, content = '', tokenize = 'ascii');
-CREATE TABLE vector (digest BLOB NOT NULL, model TEXT NOT NULL, numbers BLOB NOT NULL, PRIMARY KEY (digest, model));
-CREATE TABLE event (
-    row INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, run TEXT NOT NULL, messages INTEGER,
-    tokens_before INTEGER, tokens_after INTEGER, reason TEXT NOT NULL
-);
-"""
-
-
-class StoreUnusable(sqlite3.DatabaseError):
-    """The file is of a newer version of ours."""
-
-
-def change_store(path: Path, step: Callable[[sqlite3.Connection], Given]) -> Given:
-    """Do one step with a store; it is made if there is none, and made anew if its file can't be used.
-
-    Raises:
-        sqlite3.Error: the file can't be made, or is locked for too long.
-        OSError: the folder can't be made.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    identity = identity_of(path)
-    try:
-        with contextlib.closing(_opened(path)) as connection:
-            return step(connection)
-    except sqlite3.DatabaseError as error:
-        if not is_damage(error):
-            raise
-        why = "newer" if isinstance(error, StoreUnusable) else "broken"
-    if identity_of(path) == identity:  # else another worker has put a new one into its place
-        set_aside(path, why)
-    with contextlib.closing(_opened(path)) as connection:
-        return step(connection)
-
-
-@contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Do several changes or none of them."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-@contextlib.contextmanager
-def reading_store(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a store that is there, to read only.
-
-    Raises:
-        sqlite3.Error: there is none, or it can't be read.
-    """
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS)
-    with contextlib.closing(connection):
-        connection.isolation_level = None
-        connection.execute("PRAGMA query_only = ON")
-        _check_version(connection)
-        yield connection
-
-
-def is_damage(error: sqlite3.Error) -> bool:
-    """Say whether an error means that a file is no store of this version."""
-    return isinstance(error, StoreUnusable) or (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGED
-
-
-def set_aside(path: Path, why: str) -> None:
-    """Rename a store's file that can't be used, so that a new one can be made in its place."""
-    for end in BESIDE:
-        path.with_name(path.name + end).unlink(missing_ok=True)
-    aside = path.with_name(f"{path.name}.{why}")
-    with contextlib.suppress(FileNotFoundError):  # another worker was first
-        path.replace(aside)
-        logger.warning("eunoe: the store %s can't be used (%s); it is now %s", path.name, why, aside.name)
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA journal_size_limit = {_LOG_LIMIT}")
-        if _version_of(connection) == 0:
-            _make_tables(connection)
-        _check_version(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables in one step, unless another worker has made them by now."""
-    with transaction(connection):
-        if _version_of(connection) == 0:
-            for statement in filter(str.strip, STORE_TABLES.split(";")):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {STORE_VERSION}")
-
-
-def _check_version(connection: sqlite3.Connection) -> None:
-    if (version := _version_of(connection)) != STORE_VERSION:
-        raise StoreUnusable(f"version {version}")
-
-
-def _version_of(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
 # ──── eunoe/cache_rules.py ──────────────────────────────────────────────────────────────────────────────────
 
 HOUR = 3_600.0
@@ -4241,37 +3837,11 @@ class Settings(BaseModel):
         description="A JSON map of model ids to the names they have in the price file, such as "
         '`{"my.gpt-mini": "gpt-4.1-mini"}`. A provider before the name and a date behind it need no alias.',
     )
-    store_enabled: bool = Field(
-        True,
-        title="Keep what is left out",
-        description="What the model no longer sees of a chat is kept in a file of that chat on this server, so that it "
-        "can be looked up. The file is deleted with the chat. Temporary chats are never kept.",
-    )
-    store_ttl_days: int = Field(
-        30,
-        ge=0,
-        title="How long that is kept, in days",
-        description="The file of a chat that nobody has used for so long is deleted; when the chat goes on, it is made "
-        "again. `0` keeps all.",
-    )
-    recall_tool: Literal["auto", "always", "off"] = Field(
-        "auto",
-        title="Let the model look up what was left out",
-        description="The tools `context_search`, `context_get` and `context_sql`, each for its own chat only, where "
-        "Open WebUI runs tools (native function calling). `auto` offers them beside other tools, since a model that "
-        "gets none may not take any; `always` also alone. They take about 290 tokens of each request.",
-    )
-    standing_instruction: bool = Field(
-        True,
-        title="Tell the model about these tools",
-        description="Adds about 70 tokens to the system message where the tools are offered. Without it models tend to "
-        "answer from what they see.",
-    )
     store_path: str = Field(
         "",
         title="Where Eunoe keeps its own data",
         description="A file path on the server; empty is a folder of its own in Open WebUI's data folder. The cache "
-        "`sqlite`, OpenRouter's prices and what is kept of chats lie there.",
+        "`sqlite` and OpenRouter's prices lie there.",
     )
     priority: int = Field(
         100,
@@ -4520,23 +4090,6 @@ def _blocks_of(messages: Sequence[Message]) -> list[Block]:
         else:
             blocks.append([message])
     return [Block(tuple(block)) for block in blocks]
-
-
-# ──── eunoe/fingerprint.py ──────────────────────────────────────────────────────────────────────────────────
-
-START = ""  # the fingerprint of nothing
-
-
-def chain_of(messages: Iterable[Message]) -> list[str]:
-    """Give the fingerprint of each message, 32 hexadecimal digits; that of an instruction is its predecessor's."""
-    members = list(messages)
-    chain: list[str] = []
-    last = START
-    for known in traits_in(members):
-        if not known.is_instruction:
-            last = hashlib.blake2b(f"{last}{known.digest}".encode(), digest_size=16).hexdigest()
-        chain.append(last)
-    return chain
 
 
 # ──── eunoe/flags.py ────────────────────────────────────────────────────────────────────────────────────────
@@ -6270,121 +5823,6 @@ def _refuse(_constant: str) -> Any:
     raise ValueError  # NaN and Infinity are no JSON
 
 
-# ──── eunoe/store/blocks.py ─────────────────────────────────────────────────────────────────────────────────
-
-LONGEST_BLOCK = 1_000_000  # characters; what a longer text has beyond that is not stored
-_OWN_TOOLS = "context_"  # what these gave is in the store already
-_ATTACHMENTS = {
-    "image_url": "image",
-    "input_image": "image",
-    "image": "image",
-    "input_audio": "audio",
-    "audio": "audio",
-    "file": "file",
-    "input_file": "file",
-    "document": "file",
-}
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning_details", "thinking_blocks")
-
-
-class StoredBlock(NamedTuple):
-    """One part of a message: its number in it, what it is, the tool it is of, and its text.
-
-    `kind` is text, reasoning, tool_call, tool_result, image, audio, file or other. An attachment has no text
-    but its name.
-    """
-
-    number: int
-    kind: str
-    tool: str
-    text: str
-
-    @property
-    def is_searched(self) -> bool:
-        """Say whether a search looks at it: it has text that was said to somebody, not quoted by ourselves."""
-        return self.kind != "reasoning" and not self.tool.startswith(_OWN_TOOLS) and bool(self.text.strip())
-
-
-def blocks_of(raw: RawMessage, called: Mapping[str, str] | None = None) -> list[StoredBlock]:
-    """Cut a message into blocks; `called` names the tool of each call's id, since most results do not tell it."""
-    found = enumerate(_found_in(raw, called or {}))
-    return [StoredBlock(number, kind, tool, storable(text)) for number, (kind, tool, text) in found]
-
-
-def block_id(message: str, number: int) -> str:
-    """Name a block by its message's fingerprint, short enough for a prompt."""
-    return f"{message_id(message)}.{number}"
-
-
-def message_id(message: str) -> str:
-    """Shorten a message's fingerprint: 48 bits, which no two messages of a chat share by chance."""
-    return message[:12]
-
-
-def storable(text: str) -> str:
-    """Give a text as SQLite can hold it: no halves of characters, no end marks, not endlessly long."""
-    text = text[:LONGEST_BLOCK].replace("\x00", "\ufffd")
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _found_in(raw: RawMessage, called: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Find kind, tool and text of each block."""
-    for key in _REASONING_KEYS:
-        if value := raw.get(key):
-            yield "reasoning", "", _text_or_json(value)
-    is_result = raw.get("role") in {"tool", "function"}
-    tool = str(raw.get("name") or called.get(str(raw.get("tool_call_id")), "")) if is_result else ""
-    content = raw.get("content")
-    for part in content if isinstance(content, list) else [content]:
-        if part not in (None, ""):
-            yield from _found_in_part(part, called, ("tool_result" if is_result else "text", tool))
-    if refusal := raw.get("refusal"):
-        yield "text", "", str(refusal)
-    for call in calls_of(raw):
-        yield _call_in(function_of(call))
-    if isinstance(old := raw.get("function_call"), dict):
-        yield _call_in(old)
-
-
-def _found_in_part(
-    part: Any, called: Mapping[str, str], otherwise: tuple[str, str]
-) -> Iterator[tuple[str, str, str]]:
-    """Read one part of a content, in OpenAI's forms and Anthropic's."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "tool_use":
-        yield "tool_call", str(part.get("name") or ""), _text_or_json(part.get("input") or {})
-    elif kind == "tool_result":
-        content = part.get("content")
-        tool = called.get(str(part.get("tool_use_id")), "")
-        for inner in content if isinstance(content, list) else [content]:
-            if inner:
-                yield from _found_in_part(inner, called, ("tool_result", tool))
-    elif kind in {"thinking", "redacted_thinking"}:
-        yield "reasoning", "", str(part.get("thinking") or "")
-    elif kind in _ATTACHMENTS:
-        yield _ATTACHMENTS[kind], "", _name_in(part)
-    elif text := part_text(part):
-        yield (*otherwise, text)
-    elif isinstance(part, dict):
-        yield "other", "", _name_in(part)
-
-
-def _call_in(function: Mapping[str, Any]) -> tuple[str, str, str]:
-    return "tool_call", str(function.get("name") or ""), _text_or_json(function.get("arguments") or "")
-
-
-def _name_in(part: Mapping[str, Any]) -> str:
-    """Find the name of an attachment; its data is never stored."""
-    file = part.get("file")
-    places = (part, file if isinstance(file, dict) else {})
-    names = (place.get(key) for place in places for key in ("filename", "name", "title"))
-    return next((name for name in names if isinstance(name, str)), "")
-
-
-def _text_or_json(value: Any) -> str:
-    return value if isinstance(value, str) else compact_json(value)
-
-
 # ──── eunoe/weighting/smart.py ──────────────────────────────────────────────────────────────────────────────
 
 # Evidence kept rose with the power; from 3 on hardly. The newest messages count as a third more relevant then.
@@ -7576,56 +7014,6 @@ def _billed(billed: Usage) -> Sequence[str]:
     return parts
 
 
-# ──── eunoe/store/record.py ─────────────────────────────────────────────────────────────────────────────────
-
-# Which messages a model call held, by fingerprint, and whether it saw them whole.
-Sight = Mapping[str, bool]
-
-
-class Told(NamedTuple):
-    """A message of the chat: its name, its place without instructions, and what became of it."""
-
-    message: str
-    position: int
-    raw: RawMessage
-    in_context: bool
-    fate: str
-    reason: str
-
-
-class ChatRecord(NamedTuple):
-    """All that is to be stored of one model call."""
-
-    told: tuple[Told, ...]
-    run: str
-    model: str
-    tokens_before: int
-    tokens_after: int
-
-
-def record_of(plan: Plan, run: str = "", model: str = "") -> ChatRecord:
-    """Read a plan. Instructions are left out: they are always sent, and hosts change them every day."""
-    chain = chain_of([decision.message for decision in plan.decisions])
-    told = list[Told]()
-    for fingerprint, decision in zip(chain, plan.decisions, strict=True):
-        if decision.message.is_instruction or is_summary(decision.message.raw):
-            continue
-        seen = decision.fate is Fate.KEPT
-        row = (len(told) + 1, decision.message.raw, seen, str(decision.fate), str(decision.reason))
-        told.append(Told(fingerprint, *row))
-    return ChatRecord(tuple(told), run, model, plan.tokens_before, plan.tokens_after)
-
-
-def sight_of(record: ChatRecord) -> Sight:
-    """Give what the model call saw, by message."""
-    return {told.message: told.in_context for told in record.told}
-
-
-def usual_reason(reasons: list[str]) -> str:
-    """Give the reason that most messages have; empty if there is none."""
-    return Counter(reasons).most_common(1)[0][0] if reasons else ""
-
-
 # ──── eunoe/algorithms/recency.py ───────────────────────────────────────────────────────────────────────────
 
 class RecencyBiasedAlgorithm:
@@ -7978,191 +7366,6 @@ def fair_shares(wants: Mapping[str, int], total: int) -> dict[str, int]:
         shares[name] = min(wants[name], max(0, left) // (len(waiting) + 1))
         left -= shares[name]
     return shares
-
-
-# ──── eunoe/excerpt.py ──────────────────────────────────────────────────────────────────────────────────────
-
-_MOST_ERROR_LINES, _LAST_ERRORS = 20, 8  # the first ones name the cause, the last ones sum up
-_ERROR_CHARACTERS = 300
-_ERROR_SHARE = 0.4  # of the excerpt's characters
-
-_ERROR_LINE = re.compile(
-    r"\b(?:errors?|exceptions?|fatal|fail(?:ed|ures?|s)?|panic(?:ked)?|critical|traceback|segfault|abort(?:ed)?|denied"
-    r"|uncaught|unhandled|\w+(?:Error|Exception)|Fehler|erreur|ошибка)\b"
-    r"|\berr!|segmentation fault|caused by:|cannot |command not found|no such file|exit (?:code|status) [1-9]"
-    r"|^E\s{2,}\S|错误|錯誤|失败|異常|异常|エラー|失敗|例外|오류",
-    re.IGNORECASE,
-)
-# What speaks of errors and has none.
-_NO_ERROR = re.compile(
-    r"""\b(?:no|0|zero|without)\s+(?:errors?|failures?|failed|fails?|exceptions?)\b"""
-    r"""|\b(?:errors?|failures?|failed|exceptions?)["']?\s*[:=]\s*["']?(?:0|none|null|nil|false|no|\[\]|\{\}|"")(?!\w)""",
-    re.IGNORECASE,
-)
-_TRACEBACK = re.compile(r"^\s*Traceback \(most recent call last\)")
-_DIGIT_RUNS = re.compile(r"\d+")
-# A tag ends at the latest where the next one begins: one that is never closed must not be looked for to the end.
-_DETAILS_TAG = re.compile(r"<(/?)details\b[^<>]*>?", re.IGNORECASE)
-_FENCE_MARK = "```"
-
-
-class Measure(NamedTuple):
-    """How much an excerpt keeps at most: lines and characters of the beginning and of the end."""
-
-    head_lines: int
-    head_characters: int
-    tail_lines: int
-    tail_characters: int
-
-    def scaled(self, share: float) -> Measure:
-        """Give the measure with a share of its characters."""
-        return self._replace(
-            head_characters=int(self.head_characters * share),
-            tail_characters=int(self.tail_characters * share),
-        )
-
-
-class Excerpt(NamedTuple):
-    """What is left of a text, and how many of its lines are left out, whole or in part."""
-
-    text: str
-    missing_lines: int
-
-
-def excerpt_of(text: str, measure: Measure) -> Excerpt | None:
-    """Take the beginning, the end and the error lines of a text; None if nothing would be left out."""
-    head, tail = _ends(text, measure)
-    middle = text[len(head) : len(text) - len(tail)]
-    if not middle.strip():
-        return None
-    lines = middle.strip("\n").split("\n")
-    most = int(_ERROR_SHARE * (measure.head_characters + measure.tail_characters))
-    places = _within(_error_places(lines), lines, most)
-    between = list(_between(lines, places))
-    parts = [head.rstrip("\n"), *_closers(head), *between, *_openers(tail), tail.strip("\n")]
-    return Excerpt("\n".join(part for part in parts if part), len(lines) - len(places))
-
-
-def _ends(text: str, measure: Measure) -> tuple[str, str]:
-    """Give the beginning and the end; neither cuts a `<details>` tag in two."""
-    head = _first_lines(text, measure.head_lines)
-    if len(head) > measure.head_characters:
-        head = whole_lines(head[: measure.head_characters], from_start=True)
-    rest = text[len(head) :]
-    tail = _last_lines(rest, measure.tail_lines)
-    if len(tail) > measure.tail_characters:
-        start = len(tail) - measure.tail_characters
-        tail = whole_lines(tail[start:], from_start=False)
-    begin, end = len(head), len(text) - len(tail)
-    for tag in _DETAILS_TAG.finditer(text):
-        if tag.start() < begin < tag.end():
-            begin = tag.start()
-        if tag.start() < end < tag.end():
-            end = tag.end()
-    return text[:begin], text[end:]
-
-
-def _first_lines(text: str, lines: int) -> str:
-    at = 0
-    for _ in range(lines):
-        if (at := text.find("\n", at) + 1) == 0:
-            return text
-    return text[:at]
-
-
-def _last_lines(text: str, lines: int) -> str:
-    at = len(text.rstrip("\n"))
-    for _ in range(lines):
-        if (at := text.rfind("\n", 0, at)) < 0:
-            return text
-    return text[at + 1 :]
-
-
-def _error_places(lines: Sequence[str]) -> list[int]:
-    """Find the lines that tell of an error, one of each wording: numbers make no other wording."""
-    seen: set[str] = set()
-    places: set[int] = set()
-    traced = False  # the first line that is not indented after a traceback's head names the exception
-    for i, line in enumerate(lines):
-        names_exception = traced and bool(line.strip()) and not line[0].isspace()
-        traced = (traced and not names_exception) or _TRACEBACK.match(line) is not None
-        if not (names_exception or _error_at(line)) or _is_framing(line):
-            continue
-        wording = _DIGIT_RUNS.sub("0", line[:_ERROR_CHARACTERS]).strip()
-        if wording in seen:
-            continue
-        seen.add(wording)
-        places.add(i)
-        if not line[:1].isspace():  # the last frame says where it happened
-            places.update(j for j in (i - 2, i - 1) if j >= 0 and _is_frame(lines[j]))
-    return sorted(places)
-
-
-def _within(places: list[int], lines: Sequence[str], characters: int) -> list[int]:
-    """Give the first and the last of the places, as many as the bounds on lines and characters allow."""
-    if len(places) > _MOST_ERROR_LINES:
-        places = [*places[: _MOST_ERROR_LINES - _LAST_ERRORS], *places[-_LAST_ERRORS:]]
-    order = [*places[: -_LAST_ERRORS or None], *reversed(places[-_LAST_ERRORS:])]
-    kept = []
-    for place in order:
-        characters -= min(len(lines[place]), _ERROR_CHARACTERS)
-        if characters < 0:
-            break
-        kept.append(place)
-    return sorted(kept)
-
-
-def _error_at(line: str) -> re.Match[str] | None:
-    found = _ERROR_LINE.search(line)
-    if found is None or not _NO_ERROR.search(line):
-        return found
-    return found if _ERROR_LINE.search(_NO_ERROR.sub("", line)) else None
-
-
-def _is_frame(line: str) -> bool:
-    return line[:1].isspace() and bool(line.strip()) and not _is_framing(line)
-
-
-def _is_framing(line: str) -> bool:
-    """Say whether a line opens or closes something, which would be out of balance alone."""
-    return _FENCE_MARK in line or _DETAILS_TAG.search(line) is not None
-
-
-def _between(lines: Sequence[str], places: Sequence[int]) -> Iterator[str]:
-    """Give the lines that are kept with notes of what is left out around them."""
-    for missing, place in gaps_between(places, len(lines)):
-        if missing > 1:
-            yield f"[… {missing:,} lines …]"
-        elif missing:
-            yield "[…]"
-        if place is not None:
-            yield _clipped(lines[place])
-
-
-def _clipped(line: str) -> str:
-    """Give a line, or of a long one what stands around its error."""
-    if len(line) <= _ERROR_CHARACTERS:
-        return line
-    found = _error_at(line)
-    start = max(0, (found.start() if found else 0) - _ERROR_CHARACTERS // 3)
-    return f"{'…' if start else ''}{line[start : start + _ERROR_CHARACTERS]}…"
-
-
-def _closers(head: str) -> list[str]:
-    """Give what closes the fence and the `<details>` that a beginning leaves open."""
-    depth = 0
-    for tag in _DETAILS_TAG.finditer(head):
-        depth = max(0, depth - 1) if tag[1] else depth + 1
-    return [_FENCE_MARK] * (head.count(_FENCE_MARK) % 2) + ["</details>"] * depth
-
-
-def _openers(tail: str) -> list[str]:
-    """Give what opens the `<details>` and the fence that an end closes."""
-    depth = least = 0
-    for tag in _DETAILS_TAG.finditer(tail):
-        depth += -1 if tag[1] else 1
-        least = min(least, depth)
-    return ["<details>"] * -least + [_FENCE_MARK] * (tail.count(_FENCE_MARK) % 2)
 
 
 # ──── eunoe/weighting/label_prompt.py ───────────────────────────────────────────────────────────────────────
@@ -9174,175 +8377,6 @@ def _place_last_pair(draft: Draft, turn: Turn) -> bool:
     return draft.claim_shortened(ends, Reason.LAST_TURN, within=int(draft.room * LAST_TURN_SHARE))
 
 
-# ──── eunoe/tool_results.py ─────────────────────────────────────────────────────────────────────────────────
-
-UNTOUCHED_TOOLS = "context_"  # tools whose names begin so give back what was left out elsewhere
-
-# What the peer that does this keeps (lines and characters of the beginning, of the end).
-_MEASURE = Measure(40, 4_000, 20, 2_000)
-_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08)  # tried in turn where a script has many tokens a character
-_JSON_CHARACTERS = 8_000  # about what head, tail and error lines of a text come to
-_MOST_CHARACTERS = 16_000  # a longer text behind a header is none of ours
-_LEAST_RESULT_TOKENS = 200  # shorter ones are not compressed, whatever the setting
-_LEAST_LINES = 8  # a text inside JSON with fewer lines loses its middle by characters
-
-_JSON_KEY = "[…]"
-_HEADER = re.compile(
-    r'\s*(?:\[\s*"|\{\s*"\[…\]…*"\s*:\s*"|")?'
-    r"\[… [\d,]+ tokens?(?: and [\d,]+ lines?)? of this tool result (?:is|are) left out"
-    r'(?:; context_get\(id=\\?"[^"\n]*?\\?"\) gives the whole)? …\]'
-)
-_DATA_URI = re.compile(r"(data:[\w.+-]+/[\w.+-]+(?:;[\w.+=-]+)*;base64,)([A-Za-z0-9+/_%-]{64,}={0,2})")
-# Base64 in lines, as PEM files and e-mails have it.
-_WRAPPED_BASE64 = re.compile(r"(?:^[A-Za-z0-9+/]{60,76}\r?\n){4,}^[A-Za-z0-9+/]{1,76}={0,2}$", re.MULTILINE)
-
-_COMPRESSED: Memo[tuple[str | None]] = Memo(500)  # at most 8 million characters
-
-
-def compressed_result(
-    raw: RawMessage, counter: TokenCounter, over_tokens: int, name: str | None = None, tool: str = ""
-) -> RawMessage | None:
-    """Shorten the result of a tool that has more than `over_tokens` of text; None if it stays as it is.
-
-    `name` is the id by which `context_get` gives the whole; without one the header does not speak of it.
-    `tool` is the tool's name where the message does not tell it. 0 compresses nothing. Only text changes:
-    all other fields and parts are the same objects.
-    """
-    called = str(raw.get("name") or tool)
-    if over_tokens <= 0 or raw.get("role") not in {"tool", "function"} or called.startswith(UNTOUCHED_TOOLS):
-        return None
-    content = raw.get("content")
-    texts = [
-        text for part in (content if isinstance(content, list) else [content]) if (text := part_text(part))
-    ]
-    if sum(map(counter.count_text, texts)) <= over_tokens or any(map(is_compressed, texts)):
-        return None
-    share = over_tokens // len(texts)
-    new = with_text(raw, lambda text: compressed_text(text, counter, share, name) or text)
-    return None if new["content"] == content else new
-
-
-def compressed_text(
-    text: str, counter: TokenCounter, over_tokens: int, name: str | None = None
-) -> str | None:
-    """Shorten the text of a tool's result to at most `over_tokens`; None if it stays as it is."""
-    if len(text) <= _LEAST_RESULT_TOKENS or is_compressed(text):
-        return None
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    key = digest, counter.name, over_tokens, name
-    return _COMPRESSED.get(key, lambda: (_compress(text, counter, over_tokens, name),))[0]
-
-
-def is_compressed(text: str) -> bool:
-    """Say whether a text is a result that was compressed before."""
-    return len(text) <= _MOST_CHARACTERS and _HEADER.match(text) is not None
-
-
-def tools_called(messages: Iterable[RawMessage]) -> Mapping[str, str]:
-    """Give the name of the tool by the id of each call, since most results do not tell it."""
-    return {
-        str(call.get("id")): str(function_of(call).get("name") or "")
-        for raw in messages
-        for call in calls_of(raw)
-        if isinstance(call, dict)
-    }
-
-
-def _compress(text: str, counter: TokenCounter, over_tokens: int, name: str | None) -> str | None:
-    total = counter.count_text(text)
-    most = min(max(over_tokens, _LEAST_RESULT_TOKENS), total - 1)
-    if total <= over_tokens:
-        return None
-
-    def fits(short: str) -> bool:
-        return len(short) < min(len(text), _MOST_CHARACTERS) and counter.count_text(short) <= most
-
-    def header(body: str, lines: int) -> str:
-        return _header(max(1, total - counter.count_text(body)), lines, name)
-
-    if value := read_json(text):
-        return _compressed_json(value, fits, header)
-    if (quoted := _quoted(text)) is not None:
-        short = _compressed_lines(_folded(quoted), lambda short: fits(write_json(short)), header)
-        return None if short is None else write_json(short)
-    return _compressed_lines(_folded(text), fits, header)
-
-
-def _compressed_json(
-    value: Any, fits: Callable[[str], bool], header: Callable[[str, int], str]
-) -> str | None:
-    """Compress an object or a list; the header is its first field or item."""
-
-    def with_header(body: str) -> str:
-        note = header(body, 0)
-        short = json.loads(body)
-        marked = [note, *short] if isinstance(short, list) else {free_key(_JSON_KEY, short): note, **short}
-        return write_json(marked)
-
-    def fits_with_header(body: str) -> bool:
-        return len(body) <= _JSON_CHARACTERS and fits(with_header(body))
-
-    body = pruned_json(value, fits_with_header, _cut_inside)
-    return None if body is None else with_header(body)
-
-
-def _quoted(text: str) -> str | None:
-    """Read JSON that is one text; None if it is none."""
-    if text.lstrip()[:1] != '"':
-        return None
-    try:
-        return str(json.loads(text))
-    except ValueError:
-        return None
-
-
-def _compressed_lines(
-    text: str, fits: Callable[[str], bool], header: Callable[[str, int], str]
-) -> str | None:
-    if fits(folded := f"{header(text, 0)}\n{text}"):
-        return folded  # base64 was all that was too much
-    for share in _SHARES:
-        excerpt = excerpt_of(text, _MEASURE.scaled(share))
-        if excerpt is None:
-            continue
-        short = f"{header(excerpt.text, excerpt.missing_lines)}\n{excerpt.text}"
-        if fits(short):
-            return short
-    return None
-
-
-def _cut_inside(text: str, characters: int) -> str:
-    """Shorten a text inside JSON: JSON in it stays JSON, a log keeps its error lines."""
-    folded = _folded(text)
-    if len(folded) <= characters:
-        return folded
-    value = read_json(folded)
-    if value and (short := pruned_json(value, lambda short: len(short) <= characters)):
-        return short
-    if folded.count("\n") >= _LEAST_LINES:
-        # Errors get their share besides head and tail, and the notes some characters.
-        measure = Measure(_MEASURE.head_lines, characters // 2, _MEASURE.tail_lines, characters // 4)
-        excerpt = excerpt_of(folded, measure)
-        if excerpt and len(excerpt.text) <= characters * 1.25:
-            return excerpt.text
-    return elided(folded, characters)
-
-
-def _folded(text: str) -> str:
-    text = _DATA_URI.sub(lambda uri: f"{uri[1]}[… {len(uri[2]):,} …]", text)
-    text = _WRAPPED_BASE64.sub(lambda lines: f"[… base64, {len(lines[0]):,} …]", text)
-    return fold_base64(text)
-
-
-def _header(tokens: int, lines: int, name: str | None) -> str:
-    left_out = f"{tokens:,} token{'s' * (tokens != 1)}"
-    if lines:
-        left_out += f" and {lines:,} line{'s' * (lines != 1)}"
-    verb = "is" if tokens == 1 and not lines else "are"
-    how = "" if name is None else f'; context_get(id="{name}") gives the whole'
-    return f"[… {left_out} of this tool result {verb} left out{how} …]"
-
-
 # ──── eunoe/weighting/label_windows.py ──────────────────────────────────────────────────────────────────────
 
 MOST_PER_WINDOW = 40  # models lose count in longer lists
@@ -10148,138 +9182,6 @@ def _notices(job: Job, draft: Draft, algorithm: str) -> tuple[str, ...]:
     return tuple(notices)
 
 
-# ──── eunoe/store/ledger.py ─────────────────────────────────────────────────────────────────────────────────
-
-MOST_EVENTS = 1_000  # of one store
-LONG_TEXT = 4_000  # characters; a longer text is packed, and kept once however often it was said
-_INSERT_BLOCK = "INSERT OR IGNORE INTO block VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_UPDATE = "UPDATE block SET in_history = 1, in_context = ?, fate = ?, reason = ? WHERE message = ?"
-_LEAVE = "UPDATE block SET in_history = 0, in_context = 0 WHERE message = ?"
-_KNOWN = "SELECT message, in_history, in_context, fate, reason FROM block WHERE number = 0"
-
-
-class Written(NamedTuple):
-    """What a write changed: blocks that are new, and messages that the model no longer sees whole."""
-
-    blocks: int
-    hidden: int
-
-
-class _Row(NamedTuple):
-    """A block made ready to be stored."""
-
-    told: Told
-    block: StoredBlock
-    tokens: int
-    lines: int
-    packed: tuple[bytes, bytes] | None  # a name and the packed text, if it is long
-    passages: tuple[tuple[Passage, str, bytes], ...]  # with terms and a digest
-
-
-def write_record(connection: sqlite3.Connection, key: ChatKey, record: ChatRecord, now: float) -> Written:
-    """Store what a model call tells of a chat."""
-    known = {message: tuple(rest) for message, *rest in connection.execute(_KNOWN)}
-    new = [told for told in record.told if told.message not in known]
-    called = tools_called(told.raw for told in record.told) if new else {}
-    rows = _ready(new, called, counter_for(record.model))
-    changed = [
-        told
-        for told in record.told
-        if told.message in known and known[told.message] != (1, int(told.in_context), told.fate, told.reason)
-    ]
-    present = {told.message for told in record.told}
-    gone = [message for message, (here, *_) in known.items() if here and message not in present]
-    hidden = [told for told in [*new, *changed] if not told.in_context and known.get(told.message, (1, 1))[1]]
-    with transaction(connection):
-        connection.executemany(
-            "INSERT OR REPLACE INTO about VALUES (?, ?)",
-            [("scope", key.scope), ("chat", key.chat), ("used", repr(now))],
-        )
-        count = sum(_insert(connection, row, now) for row in rows)
-        marks = [(told.in_context, told.fate, told.reason, told.message) for told in changed]
-        connection.executemany(_UPDATE, marks)
-        connection.executemany(_LEAVE, [(message,) for message in gone])
-        if hidden:
-            reason = usual_reason([told.reason for told in hidden])
-            sizes = (len(hidden), record.tokens_before, record.tokens_after)
-            note_event(connection, "trim", record.run, now, reason, sizes)
-    return Written(count, len(hidden))
-
-
-def note_event(
-    connection: sqlite3.Connection,
-    kind: str,
-    run: str,
-    now: float,
-    reason: str,
-    sizes: tuple[int | None, int | None, int | None] = (None, None, None),
-) -> None:
-    """Note a cut or a failure; `sizes` are messages, tokens before and tokens after."""
-    connection.execute(
-        "INSERT INTO event VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", (now, kind, run, *sizes, reason)
-    )
-    connection.execute("DELETE FROM event WHERE row <= (SELECT max(row) FROM event) - ?", (MOST_EVENTS,))
-
-
-def text_digest(text: str) -> bytes:
-    """Name a text by its content."""
-    return hashlib.blake2b(text_bytes(text), digest_size=16).digest()
-
-
-def packed(text: str) -> bytes:
-    """Pack a text; SQL reads it again with `unpacked`."""
-    return zlib.compress(text.encode("utf-8"), 6)
-
-
-def unpacked(data: bytes) -> str:
-    """Read what `packed` wrote."""
-    return zlib.decompress(data).decode("utf-8")
-
-
-def _ready(new: Iterable[Told], called: Mapping[str, str], counter: TokenCounter) -> list[_Row]:
-    """Make new messages ready before the transaction begins, so that it stays short."""
-    rows = []
-    for told in new:
-        for block in blocks_of(told.raw, called):
-            breathe()
-            lines = lines_of(block.text)
-            long = len(block.text) > LONG_TEXT
-            kept = (text_digest(block.text), packed(block.text)) if long else None
-            passages = tuple(_searched(lines)) if block.is_searched else ()
-            rows.append(_Row(told, block, counter.count_text(block.text), len(lines), kept, passages))
-    return rows
-
-
-def _searched(lines: Sequence[str]) -> Iterable[tuple[Passage, str, bytes]]:
-    for passage in passages_of(lines):
-        breathe()
-        counts = read_terms(passage.text).counts
-        terms = " ".join(" ".join([term] * count) for term, count in counts.items())
-        yield passage, terms, text_digest(passage.text)
-
-
-def _insert(connection: sqlite3.Connection, row: _Row, now: float) -> int:
-    told, block = row.told, row.block
-    name, data = row.packed or (None, None)
-    values = (
-        *(told.message, block.number, block_id(told.message, block.number)),
-        *(told.position, str(told.raw.get("role") or ""), block.kind, block.tool, now),
-        *(row.tokens, row.lines, 1, told.in_context, told.fate, told.reason),
-        *("" if name else block.text, name),
-    )
-    done = connection.execute(_INSERT_BLOCK, values)
-    if not done.rowcount:  # another worker has stored it by now
-        return 0
-    if name:
-        stored = (name, len(block.text), data)
-        connection.execute("INSERT OR IGNORE INTO blob VALUES (?, ?, ?)", stored)
-    for passage, terms, digest in row.passages:
-        place = (done.lastrowid, passage.first, passage.last, digest)
-        at = connection.execute("INSERT INTO passage VALUES (NULL, ?, ?, ?, ?)", place).lastrowid
-        connection.execute("INSERT INTO word (rowid, terms) VALUES (?, ?)", (at, terms))
-    return 1
-
-
 # ──── eunoe/weighting/label_task.py ─────────────────────────────────────────────────────────────────────────
 
 # Stands in the cache for a message that a turn had no call left for: its later tool rounds leave it, too.
@@ -10757,158 +9659,6 @@ def _fused(
     }
 
 
-# ──── eunoe/store/search.py ─────────────────────────────────────────────────────────────────────────────────
-
-LONGEST_QUERY = 1_000  # characters
-_MOST_TERMS_ASKED = 40
-_POOL = 400  # passages that are looked at, the best by words and the best by meaning
-_RRF = 60  # Cormack et al. 2009: reciprocal rank fusion
-_COLUMNS = (
-    "p.row, p.first, p.last, p.digest, b.row, b.id, b.message, b.role, b.kind, b.tool, b.position, b.lines, "
-    "b.in_history, b.in_context FROM passage p JOIN block b ON b.row = p.block"
-)
-_BY_WORDS = (
-    f"SELECT {_COLUMNS} JOIN word ON word.rowid = p.row WHERE word MATCH ? ORDER BY word.rank LIMIT {_POOL}"
-)
-_ALL = f"SELECT {_COLUMNS} ORDER BY p.row DESC"
-_VECTORS = "SELECT p.row, v.numbers FROM vector v JOIN passage p ON p.digest = v.digest WHERE v.model = ?"
-_TEXT = "SELECT b.text, x.data FROM block b LEFT JOIN blob x ON x.id = b.blob WHERE b.row = ?"
-
-
-class Found(NamedTuple):
-    """A passage that was found: where it stands, and whether the model sees all of its message."""
-
-    row: int
-    first: int
-    last: int
-    digest: bytes
-    block: int
-    id: str
-    message: str
-    role: str
-    kind: str
-    tool: str
-    position: int
-    lines: int
-    in_history: bool
-    in_context: bool
-
-
-class Asked(NamedTuple):
-    """What is looked for: words, and their vector by a model where there is one."""
-
-    query: str
-    model: str = ""
-    vector: array[float] | None = None
-
-
-def found_passages(
-    connection: sqlite3.Connection, asked: Asked, limit: int, sight: Sight | None = None
-) -> list[Found]:
-    """Find the best passages of the present history, those first that the model does not see.
-
-    `sight` says what the asking call saw; without it what was stored last counts.
-    """
-    ranked = _rankings_fused(
-        [_ranked_by_words(connection, asked.query), *_ranked_by_meaning(connection, asked)]
-    )
-    present = _present(ranked, sight)
-    if not present:
-        present = _present(_found_by_letters(connection, asked.query, limit, sight), sight)
-    return sorted(_distinct(present), key=lambda found: found.in_context)[:limit]
-
-
-def block_text(connection: sqlite3.Connection, block: int) -> str:
-    """Give the whole text of a block."""
-    text, data = connection.execute(_TEXT, (block,)).fetchone()
-    return str(text) if data is None else unpacked(data)
-
-
-def passage_text(connection: sqlite3.Connection, found: Found) -> list[str]:
-    """Give the lines of a passage."""
-    return lines_of(block_text(connection, found.block))[found.first - 1 : found.last]
-
-
-def terms_asked(query: str) -> list[str]:
-    """Give the terms of a query, each once."""
-    return list(read_terms(query[:LONGEST_QUERY]).counts)[:_MOST_TERMS_ASKED]
-
-
-def _ranked_by_words(connection: sqlite3.Connection, query: str) -> list[Found]:
-    terms = terms_asked(query)
-    if not terms:
-        return []
-    # A single sign of a script without spaces stands in the index only as the first of a pair.
-    quoted = [f'"{term}"{"*" if len(term) == 1 and not term.isascii() else ""}' for term in terms]
-    return _read_rows(connection.execute(_BY_WORDS, (" OR ".join(quoted),)))
-
-
-def _ranked_by_meaning(connection: sqlite3.Connection, asked: Asked) -> list[list[Found]]:
-    """Rank passages by their vectors; no ranking where there are none."""
-    if asked.vector is None:
-        return []
-    rows, vectors = [], []
-    for row, data in connection.execute(_VECTORS, (asked.model,)):
-        vector = array("f", data)
-        if len(vector) == len(asked.vector):
-            rows.append(int(row))
-            vectors.append(vector)
-    nearest = sorted(zip(cosines(asked.vector, vectors), rows, strict=True), reverse=True)[:_POOL]
-    known = {found.row: found for found in _read_rows(connection.execute(_ALL))} if nearest else {}
-    return [[known[row] for _, row in nearest if row in known]]
-
-
-def _found_by_letters(
-    connection: sqlite3.Connection, query: str, limit: int, sight: Sight | None
-) -> list[Found]:
-    """Look for the very letters of a query that has no term in the index: signs, stop words, parts of words."""
-    wanted, hits = query.strip()[:LONGEST_QUERY].lower(), list[Found]()
-    text, block = list[str](), -1
-    for found in _present(_read_rows(connection.execute(_ALL)), sight) if wanted else ():
-        if found.block != block:
-            text, block = lines_of(block_text(connection, found.block)), found.block
-        if wanted in "\n".join(text[found.first - 1 : found.last]).lower():
-            hits.append(found)
-            if sum(not hit.in_context for hit in hits) >= limit:
-                break
-    return hits
-
-
-def _read_rows(rows: Iterable[Sequence[object]]) -> list[Found]:
-    make: Callable[[Iterable[object]], Found] = Found._make
-    return [make(row) for row in rows]
-
-
-def _rankings_fused(rankings: Sequence[Sequence[Found]]) -> list[Found]:
-    """Bring several rankings together: a passage counts by its place in each."""
-    if len(rankings) == 1:
-        return list(rankings[0])
-    scores: dict[int, float] = {}
-    known: dict[int, Found] = {}
-    for ranking in rankings:
-        for place, found in enumerate(ranking, 1):
-            known[found.row] = found
-            scores[found.row] = scores.get(found.row, 0.0) + 1 / (_RRF + place)
-    return [known[row] for row in sorted(scores, key=lambda row: (-scores[row], row))]
-
-
-def _present(ranked: Iterable[Found], sight: Sight | None) -> list[Found]:
-    """Leave out other branches, and say of each passage what the asking call sees."""
-    if sight is None:
-        return [found for found in ranked if found.in_history]
-    return [found._replace(in_context=sight[found.message]) for found in ranked if found.message in sight]
-
-
-def _distinct(ranked: Iterable[Found]) -> list[Found]:
-    """Give each text once: where it was said last."""
-    places: dict[bytes, Found] = {}
-    for found in ranked:
-        other = places.get(found.digest)
-        if other is None or (found.in_context, -found.position) < (other.in_context, -other.position):
-            places[found.digest] = found  # in the place of the first
-    return list(places.values())
-
-
 # ──── eunoe/weighting/llm_analyzer.py ───────────────────────────────────────────────────────────────────────
 
 LEAST_LABEL_WINDOW = 1_024  # less than this has no room for instructions, a question and a few messages
@@ -11377,73 +10127,6 @@ def _as_message(text: str) -> Message:
     return Message(raw, 0, digest, digest)
 
 
-# ──── eunoe/store/meanings.py ───────────────────────────────────────────────────────────────────────────────
-
-_BATCH = 32  # texts of one call to the model
-_MOST_BATCHES = 16  # in one go; the next request goes on from there
-_QUERY_SECONDS = 5.0  # for the vector of a query; then words alone have to do
-_MISSING = (
-    "SELECT p.block, p.first, p.last, p.digest FROM passage p JOIN block b ON b.row = p.block "
-    "WHERE b.in_history AND NOT b.in_context AND NOT EXISTS "
-    "(SELECT 1 FROM vector v WHERE v.digest = p.digest AND v.model = ?) "
-    "GROUP BY p.digest ORDER BY p.row DESC LIMIT ?"
-)
-
-
-async def learn_meanings(path: Path, embedder: Embedder) -> int:
-    """Make vectors of passages that the model no longer sees and that have none; gives how many.
-
-    Raises:
-        ModelFailed: the embedding model gave none.
-        sqlite3.Error: the store can't be read or written to.
-    """
-    learned = 0
-    for _ in range(_MOST_BATCHES):
-        texts = await asyncio.to_thread(_without_vectors, path, embedder.name())
-        if not texts:
-            break
-        vectors = await embedder.embed(texts)
-        await asyncio.to_thread(_keep_vectors, path, embedder.name(), texts, vectors)
-        learned += len(texts)
-    return learned
-
-
-async def asked_with_meaning(query: str, embedder: Embedder | None) -> Asked:
-    """Give a query with its vector; without one where there is no model, or it is slow or fails."""
-    if embedder is None or not query.strip():
-        return Asked(query)
-    try:
-        found = await asyncio.wait_for(embedder.embed([query[:LONGEST_QUERY]]), _QUERY_SECONDS)
-    except (ModelFailed, TimeoutError):
-        return Asked(query)
-    return Asked(query, embedder.name(), unit_vector(found[0]))
-
-
-def _without_vectors(path: Path, model: str) -> list[str]:
-    if not path.exists():
-        return []
-    with reading_store(path) as connection:
-        rows = connection.execute(_MISSING, (model, _BATCH)).fetchall()
-        return [
-            "\n".join(lines_of(block_text(connection, block))[first - 1 : last])
-            for block, first, last, _ in rows
-        ]
-
-
-def _keep_vectors(path: Path, model: str, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
-    rows = [
-        (text_digest(text), model, array("f", unit_vector(vector)).tobytes())
-        for text, vector in zip(texts, vectors, strict=True)
-    ]
-
-    def keep(connection: sqlite3.Connection) -> None:
-        with transaction(connection):
-            connection.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", rows)
-
-    if path.exists():  # else the chat was deleted meanwhile
-        change_store(path, keep)
-
-
 # ──── eunoe/summarizers/llm.py ──────────────────────────────────────────────────────────────────────────────
 
 Result = TypeVar("Result")
@@ -11760,84 +10443,6 @@ def _part_of(
     room = room_for(tokens, ratio)
     size = sum(q.tokens for q in quotations) + room * 3 // 2 + _PART_TOKENS
     return _Part(place, "\n".join(q.text for q in quotations), size, room, facts_of("", messages, tokens))
-
-
-# ──── eunoe/store/chats.py ──────────────────────────────────────────────────────────────────────────────────
-
-class ChatStore:
-    """Keeps what models no longer see of their chats, one file for each chat.
-
-    A chat is stored from the first time on that something of it is left out, then with all that was said
-    before. Nothing here waits for the disk or raises because of it. Threads and event loops may share a
-    store, and processes a folder.
-    """
-
-    def __init__(self, folder: Path, *, ttl_days: float = 30, clock: Callable[[], float] = time.time) -> None:
-        self.folder = folder
-        self._ttl_days, self._clock = ttl_days, clock
-        self._writer = StoreWriter(f"store {folder}")
-        self._sweep_at = 0.0
-
-    @property
-    def lost(self) -> int:
-        """Count the writes that were given up or failed."""
-        return self._writer.lost
-
-    def file_of(self, key: ChatKey) -> Path:
-        """Say where a chat is stored."""
-        return file_of(self.folder, key)
-
-    def record(
-        self, key: ChatKey, plan: Plan, run: str = "", model: str = "", *, from_start: bool = False
-    ) -> None:
-        """Take a plan to be stored; `from_start` stores a chat before anything of it is left out."""
-        self.tend()
-        path = self.file_of(key)
-        if from_start or plan.is_trimmed or path.exists():
-            self._writer.submit(path, partial(self._write, path, key, plan, run, model))
-
-    def note_failure(self, key: ChatKey, run: str, reason: str) -> None:
-        """Take note that a request failed; `reason` holds no text of a message."""
-        path = self.file_of(key)
-
-        def note(connection: sqlite3.Connection) -> None:
-            with transaction(connection):
-                note_event(connection, "failure", run, self._clock(), reason)
-
-        def write() -> None:
-            change_store(path if path.exists() else self.folder / FAILURES, note)
-
-        self._writer.submit(path, write)
-
-    def delete_chat(self, key: ChatKey) -> None:
-        """Delete what is stored of a chat."""
-        path = self.file_of(key)
-        self._writer.submit(path, lambda: remove_store(path))
-
-    def tend(self) -> None:
-        """Delete what nobody has used for long, if it was not done today."""
-        now = self._clock()
-        if now >= self._sweep_at:
-            self._sweep_at = now + DAY_SECONDS
-            self._writer.submit(self.folder, lambda: sweep(self.folder, self._ttl_days, now))
-
-    def wait(self, key: ChatKey | None = None, seconds: float = 5.0) -> bool:
-        """Wait until all that was taken of a chat, or of any, is stored; says whether that came in time."""
-        return self._writer.wait(None if key is None else self.file_of(key), seconds)
-
-    async def learn(self, key: ChatKey, embedder: Embedder) -> int:
-        """Make vectors of what the model no longer sees; gives how many.
-
-        Raises:
-            ModelFailed: the embedding model gave none.
-            sqlite3.Error: the store can't be read or written to.
-        """
-        await asyncio.to_thread(self.wait, key)
-        return await learn_meanings(self.file_of(key), embedder)
-
-    def _write(self, path: Path, key: ChatKey, plan: Plan, run: str, model: str) -> None:
-        record = record_of(plan, run, model)
-        change_store(path, lambda connection: write_record(connection, key, record, self._clock()))
 
 
 # ──── eunoe/summarizers/book.py ─────────────────────────────────────────────────────────────────────────────
@@ -12869,17 +11474,6 @@ def data_file(settings: Settings, folder: Path | None, name: str) -> Path:
     return folder / name
 
 
-def store_for(settings: Settings, folder: Path | None) -> ChatStore | None:
-    """Make the store of what models no longer see; None if it is switched off.
-
-    Raises:
-        BadSetting: there is no folder for its files.
-    """
-    if not settings.store_enabled:
-        return None
-    return ChatStore(data_file(settings, folder, STORE_FOLDER), ttl_days=settings.store_ttl_days)
-
-
 def cache_for(settings: Settings, folder: Path | None) -> CacheBackend:
     """Make the cache that the settings name.
 
@@ -13360,106 +11954,92 @@ def locate(error: BaseException) -> list[str]:
 
 # Where each source file starts in this one; error reports use it.
 _SECTIONS = (
-    (85, "eunoe/breath.py", 12),
-    (110, "eunoe/errors.py", 15),
-    (160, "eunoe/events.py", 17),
-    (367, "eunoe/cache/entry.py", 5),
-    (392, "eunoe/cache/outage.py", 9),
-    (436, "eunoe/terms.py", 12),
-    (565, "eunoe/estimate.py", 14),
-    (683, "eunoe/usage.py", 9),
-    (791, "eunoe/store/passages.py", 8),
-    (833, "eunoe/weighting/vectors.py", 20),
-    (917, "eunoe/summarizers/language.py", 9),
-    (991, "eunoe/summarizers/values.py", 9),
-    (1220, "eunoe/summarizers/sections.py", 7),
-    (1267, "eunoe/weighting/labels.py", 11),
-    (1442, "eunoe/memo.py", 13),
-    (1520, "eunoe/api.py", 20),
-    (1741, "eunoe/budget.py", 15),
-    (1927, "eunoe/sink.py", 17),
-    (2097, "eunoe/cache/keys.py", 10),
-    (2114, "eunoe/cache/memory.py", 15),
-    (2190, "eunoe/store/places.py", 12),
-    (2266, "eunoe/cache/redis.py", 16),
-    (2423, "eunoe/cache/sqlite.py", 23),
-    (2627, "eunoe/store/writer.py", 19),
-    (2739, "eunoe/cues.py", 11),
-    (2799, "eunoe/kinds.py", 15),
-    (2910, "eunoe/postings.py", 14),
-    (3033, "eunoe/pricing.py", 19),
-    (3199, "eunoe/conversation.py", 19),
-    (3573, "eunoe/store/retention.py", 10),
-    (3608, "eunoe/store/schema.py", 17),
-    (3746, "eunoe/cache_rules.py", 17),
-    (3940, "eunoe/listing.py", 10),
-    (3976, "eunoe/settings.py", 15),
-    (4343, "eunoe/bonds.py", 18),
-    (4527, "eunoe/fingerprint.py", 15),
-    (4544, "eunoe/flags.py", 27),
-    (4829, "eunoe/relevance.py", 28),
-    (5059, "eunoe/summarizers/prompts.py", 10),
-    (5150, "eunoe/tokens.py", 25),
-    (5307, "eunoe/weighting/static.py", 11),
-    (5327, "eunoe/openrouter.py", 30),
-    (5564, "eunoe/weighting/keyword.py", 13),
-    (5618, "eunoe/weighting/topics.py", 16),
-    (5737, "eunoe/insertion.py", 12),
-    (5781, "eunoe/job.py", 17),
-    (5912, "eunoe/ports.py", 18),
-    (6117, "eunoe/pruning.py", 13),
-    (6275, "eunoe/store/blocks.py", 11),
-    (6390, "eunoe/weighting/smart.py", 13),
-    (6450, "eunoe/plan.py", 22),
-    (6712, "eunoe_hosts/open_webui_hook.py", 23),
-    (6872, "eunoe/algorithms/greedy.py", 18),
-    (6941, "eunoe/failure.py", 17),
-    (6985, "eunoe/reply.py", 13),
-    (7045, "eunoe/scoring.py", 14),
-    (7083, "eunoe/weighting/composite.py", 15),
-    (7140, "eunoe/compress.py", 18),
-    (7327, "eunoe/prompt.py", 17),
-    (7421, "eunoe/report.py", 12),
-    (7510, "eunoe/statusline.py", 13),
-    (7581, "eunoe/store/record.py", 14),
-    (7631, "eunoe/algorithms/recency.py", 12),
-    (7657, "eunoe/endpoint.py", 20),
-    (7849, "eunoe/draft.py", 14),
-    (7985, "eunoe/excerpt.py", 15),
-    (8170, "eunoe/weighting/label_prompt.py", 14),
-    (8279, "eunoe/prefix.py", 15),
-    (8411, "eunoe/algorithms/dependency.py", 13),
-    (8446, "eunoe/algorithms/prefix.py", 14),
-    (8507, "eunoe/summarizers/transcript.py", 14),
-    (8612, "eunoe/weighting/similarity.py", 24),
-    (8857, "eunoe_hosts/open_webui_models.py", 21),
-    (8995, "eunoe/anchors.py", 19),
-    (9179, "eunoe/tool_results.py", 22),
-    (9348, "eunoe/weighting/label_windows.py", 12),
-    (9449, "eunoe/weighting/topic_dialog.py", 19),
-    (9608, "eunoe/sent.py", 20),
-    (9713, "eunoe/summarizers/source.py", 17),
-    (9842, "eunoe/weighting/embedding.py", 18),
-    (9957, "eunoe/selection.py", 23),
-    (10153, "eunoe/store/ledger.py", 22),
-    (10285, "eunoe/weighting/label_task.py", 17),
-    (10386, "eunoe/summarizers/checks.py", 24),
-    (10566, "eunoe/summarizers/extract.py", 17),
-    (10660, "eunoe/weighting/hybrid.py", 17),
-    (10762, "eunoe/store/search.py", 16),
-    (10914, "eunoe/weighting/llm_analyzer.py", 29),
-    (11184, "eunoe/summarizers/writer.py", 20),
-    (11382, "eunoe/store/meanings.py", 19),
-    (11449, "eunoe/summarizers/llm.py", 23),
-    (11767, "eunoe/store/chats.py", 23),
-    (11845, "eunoe/summarizers/book.py", 24),
-    (11992, "eunoe/recap.py", 19),
-    (12120, "eunoe/summarizers/conversation.py", 32),
-    (12313, "eunoe/summarizers/units.py", 30),
-    (12444, "eunoe/orchestrator.py", 52),
-    (12722, "eunoe/summarizers/segment.py", 9),
-    (12753, "eunoe/summarizers/turn.py", 9),
-    (12780, "eunoe/assembly.py", 38),
-    (12994, "eunoe/prices.py", 14),
-    (13033, "eunoe_hosts/open_webui.py", 67),
+    (84, "eunoe/breath.py", 12),
+    (109, "eunoe/errors.py", 15),
+    (159, "eunoe/events.py", 17),
+    (366, "eunoe/cache/entry.py", 5),
+    (391, "eunoe/cache/outage.py", 9),
+    (435, "eunoe/terms.py", 12),
+    (564, "eunoe/estimate.py", 14),
+    (682, "eunoe/usage.py", 9),
+    (790, "eunoe/summarizers/language.py", 9),
+    (864, "eunoe/summarizers/values.py", 9),
+    (1093, "eunoe/summarizers/sections.py", 7),
+    (1140, "eunoe/weighting/labels.py", 11),
+    (1315, "eunoe/weighting/vectors.py", 20),
+    (1399, "eunoe/memo.py", 13),
+    (1477, "eunoe/api.py", 20),
+    (1698, "eunoe/budget.py", 15),
+    (1884, "eunoe/sink.py", 17),
+    (2054, "eunoe/cache/keys.py", 10),
+    (2071, "eunoe/cache/memory.py", 15),
+    (2147, "eunoe/cache/redis.py", 16),
+    (2304, "eunoe/cache/sqlite.py", 23),
+    (2508, "eunoe/cues.py", 11),
+    (2568, "eunoe/kinds.py", 15),
+    (2679, "eunoe/postings.py", 14),
+    (2802, "eunoe/pricing.py", 19),
+    (2968, "eunoe/conversation.py", 19),
+    (3342, "eunoe/cache_rules.py", 17),
+    (3536, "eunoe/listing.py", 10),
+    (3572, "eunoe/settings.py", 15),
+    (3913, "eunoe/bonds.py", 18),
+    (4097, "eunoe/flags.py", 27),
+    (4382, "eunoe/relevance.py", 28),
+    (4612, "eunoe/summarizers/prompts.py", 10),
+    (4703, "eunoe/tokens.py", 25),
+    (4860, "eunoe/weighting/static.py", 11),
+    (4880, "eunoe/openrouter.py", 30),
+    (5117, "eunoe/weighting/keyword.py", 13),
+    (5171, "eunoe/weighting/topics.py", 16),
+    (5290, "eunoe/insertion.py", 12),
+    (5334, "eunoe/job.py", 17),
+    (5465, "eunoe/ports.py", 18),
+    (5670, "eunoe/pruning.py", 13),
+    (5828, "eunoe/weighting/smart.py", 13),
+    (5888, "eunoe/plan.py", 22),
+    (6150, "eunoe_hosts/open_webui_hook.py", 23),
+    (6310, "eunoe/algorithms/greedy.py", 18),
+    (6379, "eunoe/failure.py", 17),
+    (6423, "eunoe/reply.py", 13),
+    (6483, "eunoe/scoring.py", 14),
+    (6521, "eunoe/weighting/composite.py", 15),
+    (6578, "eunoe/compress.py", 18),
+    (6765, "eunoe/prompt.py", 17),
+    (6859, "eunoe/report.py", 12),
+    (6948, "eunoe/statusline.py", 13),
+    (7019, "eunoe/algorithms/recency.py", 12),
+    (7045, "eunoe/endpoint.py", 20),
+    (7237, "eunoe/draft.py", 14),
+    (7373, "eunoe/weighting/label_prompt.py", 14),
+    (7482, "eunoe/prefix.py", 15),
+    (7614, "eunoe/algorithms/dependency.py", 13),
+    (7649, "eunoe/algorithms/prefix.py", 14),
+    (7710, "eunoe/summarizers/transcript.py", 14),
+    (7815, "eunoe/weighting/similarity.py", 24),
+    (8060, "eunoe_hosts/open_webui_models.py", 21),
+    (8198, "eunoe/anchors.py", 19),
+    (8382, "eunoe/weighting/label_windows.py", 12),
+    (8483, "eunoe/weighting/topic_dialog.py", 19),
+    (8642, "eunoe/sent.py", 20),
+    (8747, "eunoe/summarizers/source.py", 17),
+    (8876, "eunoe/weighting/embedding.py", 18),
+    (8991, "eunoe/selection.py", 23),
+    (9187, "eunoe/weighting/label_task.py", 17),
+    (9288, "eunoe/summarizers/checks.py", 24),
+    (9468, "eunoe/summarizers/extract.py", 17),
+    (9562, "eunoe/weighting/hybrid.py", 17),
+    (9664, "eunoe/weighting/llm_analyzer.py", 29),
+    (9934, "eunoe/summarizers/writer.py", 20),
+    (10132, "eunoe/summarizers/llm.py", 23),
+    (10450, "eunoe/summarizers/book.py", 24),
+    (10597, "eunoe/recap.py", 19),
+    (10725, "eunoe/summarizers/conversation.py", 32),
+    (10918, "eunoe/summarizers/units.py", 30),
+    (11049, "eunoe/orchestrator.py", 52),
+    (11327, "eunoe/summarizers/segment.py", 9),
+    (11358, "eunoe/summarizers/turn.py", 9),
+    (11385, "eunoe/assembly.py", 36),
+    (11588, "eunoe/prices.py", 14),
+    (11627, "eunoe_hosts/open_webui.py", 67),
 )

@@ -20,8 +20,6 @@ from .orchestrator import ContextOrchestrator
 from .ports import CacheBackend, ChatModel, Embedder, SelectionAlgorithm, Sink, Summarizer, WeightingStrategy
 from .sent import SentLog
 from .settings import Settings, read_extra_body
-from .store.chats import ChatStore
-from .store.places import STORE_FOLDER
 from .summarizers.book import SummaryBook
 from .summarizers.conversation import ConversationSummarizer
 from .summarizers.llm import LLMSummarizer
@@ -125,17 +123,6 @@ def data_file(settings: Settings, folder: Path | None, name: str) -> Path:
     if folder is None:
         raise BadSetting("store_path", "there is no folder for Eunoe's own files", "Give a path.")
     return folder / name
-
-
-def store_for(settings: Settings, folder: Path | None) -> ChatStore | None:
-    """Make the store of what models no longer see; None if it is switched off.
-
-    Raises:
-        BadSetting: there is no folder for its files.
-    """
-    if not settings.store_enabled:
-        return None
-    return ChatStore(data_file(settings, folder, STORE_FOLDER), ttl_days=settings.store_ttl_days)
 
 
 def cache_for(settings: Settings, folder: Path | None) -> CacheBackend:

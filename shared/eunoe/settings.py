@@ -280,37 +280,11 @@ class Settings(BaseModel):
         description="A JSON map of model ids to the names they have in the price file, such as "
         '`{"my.gpt-mini": "gpt-4.1-mini"}`. A provider before the name and a date behind it need no alias.',
     )
-    store_enabled: bool = Field(
-        True,
-        title="Keep what is left out",
-        description="What the model no longer sees of a chat is kept in a file of that chat on this server, so that it "
-        "can be looked up. The file is deleted with the chat. Temporary chats are never kept.",
-    )
-    store_ttl_days: int = Field(
-        30,
-        ge=0,
-        title="How long that is kept, in days",
-        description="The file of a chat that nobody has used for so long is deleted; when the chat goes on, it is made "
-        "again. `0` keeps all.",
-    )
-    recall_tool: Literal["auto", "always", "off"] = Field(
-        "auto",
-        title="Let the model look up what was left out",
-        description="The tools `context_search`, `context_get` and `context_sql`, each for its own chat only, where "
-        "Open WebUI runs tools (native function calling). `auto` offers them beside other tools, since a model that "
-        "gets none may not take any; `always` also alone. They take about 290 tokens of each request.",
-    )
-    standing_instruction: bool = Field(
-        True,
-        title="Tell the model about these tools",
-        description="Adds about 70 tokens to the system message where the tools are offered. Without it models tend to "
-        "answer from what they see.",
-    )
     store_path: str = Field(
         "",
         title="Where Eunoe keeps its own data",
         description="A file path on the server; empty is a folder of its own in Open WebUI's data folder. The cache "
-        "`sqlite`, OpenRouter's prices and what is kept of chats lie there.",
+        "`sqlite` and OpenRouter's prices lie there.",
     )
     priority: int = Field(
         100,

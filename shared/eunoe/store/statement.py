@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .schema import reading_store
+from .schema import is_damage, reading_store
 
 STATEMENT_SECONDS = 0.5
 MOST_ROWS = 100
@@ -83,6 +83,8 @@ def run_statement(path: Path, statement: str, seconds: float = STATEMENT_SECONDS
             cursor = connection.execute(statement)
             rows = cursor.fetchmany(MOST_ROWS + 1)
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+            if isinstance(error, sqlite3.Error) and is_damage(error):
+                raise
             raise StatementRefused(_told_error(error, seconds)) from None
         if cursor.description is None:
             raise StatementRefused(_ONE_SELECT)
